@@ -1,0 +1,110 @@
+"""Hugging Face checkpoints as named weights, read and written one shard at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+# What belongs to a model beside its weights; copied from the checkpoint it came from.
+COMPANION_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+INDEX = "model.safetensors.index.json"
+
+
+def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) pairs of all ``*.safetensors`` in a checkpoint folder, mapped from disk.
+
+    Raises:
+        ValueError: if there are none, or a file is truncated or not safetensors; it is named.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(
+            f"a checkpoint folder must hold *.safetensors files, got none in {folder}; convert it"
+        )
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
+                    yield name, file.get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path} must be a whole safetensors file, got: {error}; fetch or write it again"
+            ) from error
+
+
+def write_checkpoint(
+    folder: Path,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    *,
+    source: Path,
+    max_shard_bytes: int = 4 << 30,
+) -> None:
+    """Write named weights as a folder that ``from_pretrained`` reads.
+
+    Args:
+        folder: is made; existing weight files in it are an error.
+        weights: (Hugging Face name, tensor) pairs; consumed one by one, at most one shard is held.
+        source: checkpoint whose config, tokenizer and chat template are copied (their dtype entry
+            is kept: loaders say which dtype they want).
+        max_shard_bytes: bytes per safetensors file.
+
+    Raises:
+        ValueError: if ``source`` holds no config.json, or there are no weights.
+        FileExistsError: if ``folder`` already holds weights.
+    """
+    if not (source / "config.json").is_file():
+        raise ValueError(f"source must be a checkpoint folder with config.json, got {source}")
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.glob("*.safetensors")):
+        raise FileExistsError(f"{folder} already holds weights; give a new folder")
+    for name in COMPANION_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+
+    shards: list[list[str]] = []
+    for shard in _shards(weights, max_shard_bytes):
+        save_file(shard, folder / f"shard-{len(shards)}.safetensors", metadata={"format": "pt"})
+        shards.append(list(shard))
+    if not shards:
+        raise ValueError("a checkpoint must hold at least one tensor, got none")
+    if len(shards) == 1:
+        (folder / "shard-0.safetensors").rename(folder / "model.safetensors")
+        return
+    weight_map = {}
+    for i, names in enumerate(shards):
+        file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        (folder / f"shard-{i}.safetensors").rename(folder / file)
+        weight_map |= dict.fromkeys(names, file)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=2))
+
+
+def _shards(
+    weights: Iterable[tuple[str, torch.Tensor]], max_shard_bytes: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    shard: dict[str, torch.Tensor] = {}
+    size_bytes = 0
+    for name, tensor in weights:
+        if shard and size_bytes + tensor.nbytes > max_shard_bytes:
+            yield shard
+            shard, size_bytes = {}, 0
+        shard[name] = tensor.detach().cpu().contiguous()
+        size_bytes += tensor.nbytes
+    if shard:
+        yield shard

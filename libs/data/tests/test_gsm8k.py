@@ -1,0 +1,142 @@
+import json
+
+import pyarrow
+import pytest
+from burnish_data import gsm8k, validate_messages
+from pyarrow import parquet
+
+RECORDS = [
+    {"question": "How much is 3 + 4?", "answer": "It is <<3+4=7>>7.\n#### 7"},
+    {"question": "And 1,000 more, twice?", "answer": "<<7+1000=1007>> <<2*1007=2014>>\n#### 2,014"},
+    {"question": "Less than nothing?", "answer": "#### -3"},
+]
+GOOD = json.dumps(RECORDS[0])
+
+
+def write_jsonl(path, *lines):
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_parquet(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(RECORDS), path)
+    return path
+
+
+def contents(rows):
+    return [(row["prompt"][-1]["content"], row["answer"], row["level"]) for row in rows]
+
+
+EXPECTED = [
+    ("How much is 3 + 4?", "7", 1),
+    ("And 1,000 more, twice?", "2014", 2),
+    ("Less than nothing?", "-3", 1),
+]
+
+
+def test_bundled_rows():
+    train, test = gsm8k(), gsm8k(split="test")
+    assert (len(train), len(test)) == (256, 128)
+    assert train[0]["prompt"][-1]["content"].startswith("Natalia sold clips to 48 of her friends")
+    assert (train[0]["answer"], train[0]["level"], train[0]["id"]) == ("72", 2, "gsm8k/train/0")
+    assert test[0]["prompt"][-1]["content"].endswith("at the farmers' market?")
+    assert test[0]["answer"] == "18"
+    for row in train + test:
+        validate_messages(row["prompt"])
+        assert float(row["answer"]) == int(row["answer"])
+    questions = [row["prompt"][-1]["content"] for row in train + test]
+    assert len(set(questions)) == 384
+
+
+def test_the_system_message_is_the_callers():
+    assert gsm8k()[0]["prompt"][0]["role"] == "system"
+    assert [m["role"] for m in gsm8k(system=None)[0]["prompt"]] == ["user"]
+    assert gsm8k(system="Be brief.")[0]["prompt"][0] == {"role": "system", "content": "Be brief."}
+
+
+def test_local_files(tmp_path):
+    jsonl = write_jsonl(tmp_path / "a.jsonl", *map(json.dumps, RECORDS), "")
+    assert contents(gsm8k(jsonl)) == EXPECTED
+    assert contents(gsm8k(str(write_parquet(tmp_path / "a.parquet")))) == EXPECTED
+
+
+def test_a_folder_holds_a_file_for_each_split(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", GOOD)
+    write_parquet(tmp_path / "test.parquet")
+    assert contents(gsm8k(tmp_path)) == EXPECTED[:1]
+    assert contents(gsm8k(tmp_path, split="test")) == EXPECTED
+
+
+def test_a_hub_data_set(tmp_path, monkeypatch):
+    """A folder laid out as the hub's repository, read by the code that reads the hub."""
+    from burnish_data.sources.gsm8k import _hub_records, _row
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    repository = tmp_path / "gsm8k"
+    write_parquet(repository / "main" / "test-00000-of-00001.parquet")
+    (repository / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  data_files:\n"
+        "  - split: test\n    path: main/test-*\n---\n"
+    )
+    records = list(_hub_records(str(repository), "test"))
+    assert contents([_row(where, record, "", None) for where, record in records]) == EXPECTED
+    assert records[1][0] == f"{repository} (test), row 2"
+
+
+def test_a_name_that_is_no_file_is_asked_of_the_hub(monkeypatch):
+    asked = []
+
+    def load_dataset(*arguments, **settings):
+        asked.append((arguments, settings))
+        return RECORDS
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    assert contents(gsm8k("openai/gsm8k", split="test")) == EXPECTED
+    assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
+
+
+def test_a_draw_repeats_nothing_and_is_seeded():
+    rows = gsm8k(num_rows=50, seed=1)
+    assert len({row["id"] for row in rows}) == 50
+    assert rows == gsm8k(num_rows=50, seed=1)
+    assert rows != gsm8k(num_rows=50, seed=2)
+    assert gsm8k(num_rows=0) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ('{"question": "How', r"line 2, character 14: expected a JSON object, got: Untermin"),
+        ("[1, 2]", r"line 2: expected an object .* got \[1, 2\]"),
+        ('{"question": "?"}', r"line 2: expected a column 'answer', got columns \['question'\]"),
+        ('{"question": 7, "answer": "#### 7"}', r"line 2, column 'question': expected text, got 7"),
+        ('{"question": " ", "answer": "#### 7"}', r"line 2, column 'question': expected text"),
+        ('{"question": "?", "answer": ""}', r"line 2, column 'answer': expected text, got ''"),
+        ('{"question": "?", "answer": "7"}', r"line 2, column 'answer': expected a number after"),
+        ('{"question": "?", "answer": "####"}', r"line 2, column 'answer': expected a number"),
+        ('{"question": "?", "answer": "#### x"}', r"line 2, column 'answer': .* got '#### x'"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_line_and_column(tmp_path, line, error):
+    path = write_jsonl(tmp_path / "bad.jsonl", GOOD, line, GOOD)
+    with pytest.raises(ValueError, match=rf"bad\.jsonl, {error}"):
+        gsm8k(path)
+
+
+def test_a_wrong_encoding_is_named_by_file_and_line(tmp_path):
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes(GOOD.encode() + b'\n{"question": "caf\xe9?", "answer": "#### 7"}\n')
+    with pytest.raises(ValueError, match=r"latin\.jsonl, line 2: expected UTF-8, .* can't decode"):
+        gsm8k(path)
+
+
+def test_sources_that_are_not_there(tmp_path):
+    with pytest.raises(ValueError, match=r"a file that exists, .* got .*none\.jsonl"):
+        gsm8k(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match=r"must hold one of \['train.jsonl', 'train.parquet'\]"):
+        gsm8k(tmp_path)
+    with pytest.raises(ValueError, match="split must be 'train' or 'test', got 'validation'"):
+        gsm8k(split="validation")
+    with pytest.raises(ValueError, match=r"bundled \(test\), which is 128, got 129"):
+        gsm8k(split="test", num_rows=129)

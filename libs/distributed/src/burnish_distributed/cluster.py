@@ -1,0 +1,47 @@
+"""One Ray cluster, local or remote. This is a launcher: the one place that sets Ray's environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def ray_cluster(
+    address: str | None = None, *, num_cpus: int | None = None, log_to_driver: bool = False
+) -> Iterator[None]:
+    """A connection to Ray for the time of a ``with`` block.
+
+    Args:
+        address: ``None`` starts a cluster of this one machine and takes it down at the end;
+            ``"auto"`` or ``"host:port"`` joins a running one and leaves it running.
+        num_cpus: cores the local cluster offers to actors; defaults to this machine's.
+        log_to_driver: print the workers' output here.
+
+    Usage statistics and the dashboard of a local cluster are off.
+
+    Raises:
+        ConnectionError: if ``address`` names no reachable cluster.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    options: dict[str, Any] = {
+        "log_to_driver": log_to_driver,
+        "logging_level": logging.ERROR,
+        "configure_logging": False,
+    }
+    if address is None:
+        options |= {"address": "local", "num_cpus": num_cpus, "include_dashboard": False}
+        options |= {"_node_ip_address": "127.0.0.1"}  # this machine only, and no network needed
+    else:
+        options |= {"address": address}
+    ray.init(**options)
+    try:
+        yield
+    finally:
+        ray.shutdown()

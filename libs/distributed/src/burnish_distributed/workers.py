@@ -1,0 +1,195 @@
+"""Groups of Ray actors that run plain classes, with failures that name the worker.
+
+A worker's class knows nothing of Ray: it is built in a process of its own and its methods are
+called from the driver. The same class runs under torchrun, or in the driver, unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class WorkerError(RuntimeError):
+    """A worker raised or died. The message names the group, the rank and the cause."""
+
+
+class _Host:
+    """The actor: builds the given class in its process and passes calls on."""
+
+    def __init__(self) -> None:
+        self._target: Any = None
+
+    def address(self) -> tuple[str, int]:
+        """This node's address and a port that is free now."""
+        import ray
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        return ray.util.get_node_ip_address(), port
+
+    def build(self, cls: type, kwargs: Mapping[str, Any], rank_environment: Mapping[str, str]) -> int:
+        os.environ.update(rank_environment)
+        self._target = cls(**kwargs)
+        return os.getpid()
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return getattr(self._target, method)(*args, **kwargs)
+
+
+class Worker:
+    """A remote object: ``worker.method(...)`` runs there and returns the result here."""
+
+    def __init__(self, group: WorkerGroup, rank: int) -> None:
+        self._group, self._rank = group, rank
+
+    def __getattr__(self, method: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            submitted = [self._group.submit(self._rank, method, args, kwargs)]
+            return self._group.wait(submitted, method, ranks=[self._rank])[0]
+
+        return call
+
+
+class WorkerGroup:
+    """``num_workers`` processes, each holding one instance of ``cls``.
+
+    Args:
+        cls: an importable class; its methods' arguments and results must pickle.
+        kwargs: keyword arguments of its constructor, the same for every rank.
+        num_workers: processes.
+        name: what error messages call the group.
+        environment: environment variables of the processes, set before Python starts in them
+            (thread counts, engine settings).
+        num_cpus: cores Ray reserves for each worker (a fraction is allowed).
+        num_gpus: GPUs Ray reserves for each worker.
+
+    Every worker also gets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and
+    ``MASTER_PORT``, as under torchrun.
+
+    Raises:
+        WorkerError: if a worker cannot be built; the group is taken down first.
+    """
+
+    def __init__(
+        self,
+        cls: type,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        num_workers: int = 1,
+        name: str = "",
+        environment: Mapping[str, str] | None = None,
+        num_cpus: float = 1.0,
+        num_gpus: float = 0.0,
+    ) -> None:
+        import ray
+
+        self.name = name or cls.__name__
+        self.num_workers = num_workers
+        host = ray.remote(_Host).options(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            max_restarts=0,
+            runtime_env={"env_vars": dict(environment or {})},
+        )
+        self._actors = [host.remote() for _ in range(num_workers)]
+        try:
+            first = self._actors[0].address.remote()
+            address, port = self.wait([first], "address", ranks=[0])[0]
+            building = [
+                actor.build.remote(
+                    cls, dict(kwargs or {}), _rank_environment(rank, num_workers, address, port)
+                )
+                for rank, actor in enumerate(self._actors)
+            ]
+            self.pids: list[int] = self.wait(building, "build")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def workers(self) -> list[Worker]:
+        """One handle per rank."""
+        return [Worker(self, rank) for rank in range(self.num_workers)]
+
+    def submit(
+        self, rank: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Start a call on one rank; returns Ray's reference to its result."""
+        return self._actors[rank].call.remote(method, args, dict(kwargs))
+
+    def call(
+        self, method: str, per_rank: Sequence[tuple[Any, ...]] | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Call ``method`` on every rank at once.
+
+        Args:
+            method: the method's name.
+            per_rank: one tuple of positional arguments per rank; none without.
+            kwargs: keyword arguments, the same for every rank.
+
+        Returns:
+            The results, in rank order.
+
+        Raises:
+            WorkerError: as soon as one rank fails; the others may still be waiting for it in a
+                collective, so close the group then.
+        """
+        arguments = per_rank if per_rank is not None else [()] * self.num_workers
+        if len(arguments) != self.num_workers:
+            raise ValueError(
+                f"per_rank must hold one tuple per worker ({self.num_workers}), "
+                f"got {len(arguments)}"
+            )
+        running = [
+            self.submit(rank, method, args, kwargs) for rank, args in enumerate(arguments)
+        ]
+        return self.wait(running, method)
+
+    def wait(
+        self, references: Sequence[Any], method: str, ranks: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Results of `submit`'s references in order; the first failure is raised at once."""
+        import ray
+
+        rank_of = dict(zip(references, ranks or range(len(references)), strict=True))
+        pending = list(references)
+        while pending:
+            (done, *_), pending = ray.wait(pending, num_returns=1)
+            try:
+                ray.get(done)
+            except ray.exceptions.RayError as error:
+                raise WorkerError(_failure(self.name, rank_of[done], method, error)) from error
+        return list(ray.get(list(references)))
+
+    def close(self) -> None:
+        """Kill the workers. Safe to call twice, and after Ray is gone."""
+        import ray
+
+        if ray.is_initialized():
+            for actor in self._actors:
+                ray.kill(actor, no_restart=True)
+        self._actors = []
+
+
+def _failure(name: str, rank: int, method: str, error: BaseException) -> str:
+    import ray
+
+    if isinstance(error, ray.exceptions.RayTaskError):
+        what = f"raised {type(error.cause).__name__}: {error.cause}"
+    else:
+        what = f"died ({type(error).__name__}); look for an out-of-memory kill or a crash in its log"
+    return f"worker {rank} of {name} {what} (in {method})"
+
+
+def _rank_environment(rank: int, num_workers: int, address: str, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",  # Ray shows each worker only its own GPUs
+        "WORLD_SIZE": str(num_workers),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }

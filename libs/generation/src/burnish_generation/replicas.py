@@ -1,0 +1,70 @@
+"""Several engines behind one handle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from burnish_generation.types import Completion, Engine, Sampling
+
+Result = TypeVar("Result")
+
+
+class Replicas:
+    """Engines with the same weights, used as one: itself an `Engine`.
+
+    Prompts are dealt out in contiguous runs, so that the samples of one prompt meet in one
+    engine's prefix cache; answers come back in prompt order.
+    """
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        if not engines:
+            raise ValueError("replicas need at least one engine, got none")
+        self.engines = list(engines)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """One completion per prompt, in prompt order, whichever engine made it."""
+        bounds = [len(prompts) * i // len(self.engines) for i in range(len(self.engines) + 1)]
+        parts = [
+            (engine, start, stop)
+            for engine, start, stop in zip(self.engines, bounds, bounds[1:], strict=False)
+            if stop > start
+        ]
+        results = _at_once(
+            [
+                lambda engine=engine, start=start, stop=stop: engine.generate(
+                    prompts[start:stop], sampling, seeds[start:stop]
+                )
+                for engine, start, stop in parts
+            ]
+        )
+        completions = [completion for result in results for completion in result]
+        if len(completions) != len(prompts):
+            raise RuntimeError(
+                f"engines must return one completion per prompt, got {len(completions)} for "
+                f"{len(prompts)} prompts"
+            )
+        return completions
+
+    def update_weights(self, source: Any, weight_version: int) -> int:
+        """Update every engine; returns the number of tensors each one loaded."""
+        counts = _at_once(
+            [
+                lambda engine=engine: engine.update_weights(source, weight_version)
+                for engine in self.engines
+            ]
+        )
+        if len(set(counts)) != 1:
+            raise RuntimeError(f"every engine must load the same tensors, got counts {counts}")
+        return counts[0]
+
+
+def _at_once(calls: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run blocking calls in threads; results in order, the first failure raised."""
+    if len(calls) == 1:
+        return [calls[0]()]
+    with ThreadPoolExecutor(max_workers=max(1, len(calls))) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]

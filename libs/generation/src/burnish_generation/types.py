@@ -1,0 +1,77 @@
+"""What goes into an engine and what comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+# () -> iterator of (Hugging Face name, tensor), or "package.module:function" of that kind.
+WeightSource = "Callable[[], Iterator[tuple[str, torch.Tensor]]] | str"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Attributes:
+        max_new_tokens: a completion ends after this many tokens (finish reason ``length``).
+        temperature: 0 is greedy; log-probs are those of the distribution sampled from, that is
+            *after* the temperature (at 0: of the plain softmax).
+        top_p: nucleus mass in (0, 1].
+        top_k: number of most likely tokens to draw from; 0 is all of them.
+        stop: texts that end a completion; the tokens that spell them stay in the completion.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(
+                f"temperature must be 0 (greedy) or positive, got {self.temperature}"
+            )
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (all tokens) or positive, got {self.top_k}")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine made of one prompt.
+
+    Attributes:
+        token_ids: the sampled ids, the one that ended the completion included.
+        logprobs: natural log-probs, one per sampled token, of the distribution sampled from.
+        finish_reason: ``stop`` (end of sequence or a stop text), ``length`` or ``abort``.
+        weight_version: the weights that sampled it.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+    weight_version: int
+
+
+class Engine(Protocol):
+    """An engine, or a handle on a remote one."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """One completion per prompt, in prompt order; ``seeds[i]`` drives prompt i's draws."""
+        ...
+
+    def update_weights(self, source: Any, weight_version: int) -> int:
+        """Load new weights in place; returns the number of tensors loaded."""
+        ...

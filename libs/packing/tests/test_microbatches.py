@@ -1,0 +1,258 @@
+"""Plans for ranks: the cases users reported, rules that hold for all inputs, clear errors."""
+
+import json
+
+import numpy as np
+import pytest
+from burnish_packing import MicroBatchPlan, plan_micro_batches
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+MODES = ["packed", "padded", "fixed"]
+
+
+def plan(lengths, mode="packed", **arguments) -> MicroBatchPlan:
+    if mode == "fixed":
+        arguments.setdefault("micro_batch_size", 3)
+    return plan_micro_batches(lengths, mode=mode, **{"max_tokens": 64, **arguments})
+
+
+def stored_tokens(indices, lengths, prefix_ids, prefix_lengths) -> int:
+    """Tokens of a pack that holds every prefix once."""
+    prefixes = {prefix_ids[i]: prefix_lengths[i] for i in indices if prefix_ids[i] >= 0}
+    own = [lengths[i] - (prefix_lengths[i] if prefix_ids[i] >= 0 else 0) for i in indices]
+    return sum(own) + sum(prefixes.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_eight_short_sequences_give_four_ranks_one_micro_batch_each(mode) -> None:
+    ranks = plan([3] * 8, mode, num_ranks=4).ranks
+    assert [[len(slot) for slot in rank] for rank in ranks] == [[2]] * 4
+
+
+def test_capacity_holds_while_balancing() -> None:
+    ranks = plan([7] * 8, max_tokens=8, num_ranks=4).ranks
+    assert [[len(slot) for slot in rank] for rank in ranks] == [[1, 1]] * 4
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(2, [[2], [1], [1], [1]]), (1, [[1, 1]] + [[1, 0]] * 3)]
+)
+def test_five_sequences_on_four_ranks_are_two_one_one_one(size, expected) -> None:
+    ranks = plan([4] * 5, "fixed", num_ranks=4, micro_batch_size=size).ranks
+    assert [[len(slot) for slot in rank] for rank in ranks] == expected
+
+
+def test_fixed_keeps_the_order_and_needs_no_max_tokens() -> None:
+    fixed = plan([9, 1, 5, 2, 7, 3, 8], "fixed", num_ranks=2, micro_batch_size=3, max_tokens=None)
+    assert fixed.ranks == (((0, 1, 2), (3,)), ((4, 5, 6), ()))
+    assert fixed.costs == ((27.0, 2.0), (24.0, 0.0))
+    assert "fill_ratio" not in fixed.metrics()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rank_without_a_sequence_gets_explicit_empty_slots(mode) -> None:
+    assert plan([5, 5, 5], mode, num_ranks=4).ranks == (((0,),), ((1,),), ((2,),), ((),))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_and_zeros(mode) -> None:
+    nothing = plan([], mode, num_ranks=2)
+    assert nothing.ranks == ((), ())
+    assert nothing.num_micro_batches == 0
+    assert nothing.metrics()["rank_imbalance"] == 1.0
+    zeros = plan([0, 0, 0, 0], mode, num_ranks=2)
+    assert all(any(rank) for rank in zeros.ranks)
+    assert zeros.metrics()["padding_ratio"] == 0.0
+
+
+def test_cost_is_balanced_slot_by_slot() -> None:
+    # By tokens 6 | 3 + 3; by squares 36 | 9 + 9, so that nothing may join the 6.
+    lengths = [6, 3, 3, 1, 1, 1, 1]
+    by_tokens = plan(lengths, num_ranks=2)
+    assert by_tokens.costs == ((8.0,), (8.0,))
+    squares = plan(lengths, num_ranks=2, cost=lambda lengths: lengths**2)
+    assert squares.ranks == (((0,),), ((1, 2, 3, 4, 5, 6),))
+    assert squares.costs == ((36.0,), (22.0,))
+    # Two slots: the costliest two micro-batches run side by side, not one after the other.
+    two_slots = plan([8, 7, 2, 1], num_ranks=2, max_tokens=8)
+    assert two_slots.costs == ((8.0, 1.0), (7.0, 2.0))
+
+
+def test_padded_batches_hold_similar_lengths() -> None:
+    padded = plan([2, 9, 3, 10, 2, 3], "padded", max_tokens=20, pad_multiple=2)
+    assert padded.ranks == (((1, 3), (0, 2, 4, 5)),)
+    assert padded.costs == ((20.0, 16.0),)
+
+
+def test_metrics_by_hand() -> None:
+    assert plan([6, 3, 5], max_tokens=12, num_ranks=2, pad_multiple=4).metrics() == {
+        "num_ranks": 2,
+        "num_micro_batches": 1,
+        "num_empty_slots": 0,
+        "num_sequences": 3,
+        "num_tokens": 14,
+        "num_model_tokens": 16,  # 6 on one rank and 5 + 3 on the other, to a multiple of 4
+        "padding_ratio": 0.125,
+        "rank_imbalance": 8 * 2 / 14,
+        "fill_ratio": 14 / 24,
+    }
+
+
+def test_a_group_is_kept_whole_and_its_prefix_counted_once() -> None:
+    # 4 completions of 5 tokens behind a prompt of 20: 40 tokens shared, 100 apart.
+    lengths, ids, prefixes = [25] * 4, [7] * 4, [20] * 4
+    whole = plan(lengths, max_tokens=40, prefix_ids=ids, prefix_lengths=prefixes)
+    assert whole.ranks == (((0, 1, 2, 3),),)
+    assert whole.costs == ((40.0,),)
+    assert whole.metrics()["num_tokens"] == 40
+    # One token less: pieces of 3 and 1 completions, or of 2 and 2, each with its prompt.
+    cut = plan(lengths, max_tokens=39, prefix_ids=ids, prefix_lengths=prefixes)
+    assert cut.num_micro_batches == 2
+    assert cut.metrics()["num_tokens"] == 60
+    # A group that fits is not divided to give every rank work.
+    assert plan(
+        lengths, max_tokens=40, num_ranks=2, prefix_ids=ids, prefix_lengths=prefixes
+    ).ranks == (((0, 1, 2, 3),), ((),))
+
+
+def test_a_sequence_behind_a_prefix_costs_what_it_adds() -> None:
+    costs = plan(
+        [5, 6], prefix_ids=[0, 0], prefix_lengths=[4, 4], cost=lambda lengths: lengths**2
+    ).costs
+    assert costs == ((16.0 + (25 - 16) + (36 - 16),),)
+
+
+@settings(max_examples=300)
+@given(
+    lengths=st.lists(st.integers(0, 20), max_size=40),
+    mode=st.sampled_from(MODES),
+    num_ranks=st.integers(1, 5),
+    pad_multiple=st.integers(1, 7),
+    unit_size=st.integers(1, 3),
+    power=st.sampled_from([1, 2]),
+)
+def test_every_rule_holds(lengths, mode, num_ranks, pad_multiple, unit_size, power) -> None:
+    units = np.arange(len(lengths)) // unit_size
+    result = plan(
+        lengths,
+        mode,
+        num_ranks=num_ranks,
+        pad_multiple=pad_multiple,
+        units=units,
+        max_tokens=80,
+        cost=lambda lengths: lengths**power,
+    )
+    slots = [slot for rank in result.ranks for slot in rank]
+    order = [i for slot in slots for i in slot]
+    assert sorted(order) == list(range(len(lengths)))
+    assert np.array(order)[result.inverse()].tolist() == list(range(len(lengths)))
+    assert result.num_ranks == num_ranks
+    assert {len(rank) for rank in result.ranks} == {result.num_micro_batches}
+    for slot in filter(None, slots):
+        held = sum(lengths[i] for i in slot) if mode == "packed" else max(lengths[i] for i in slot)
+        rows = 1 if mode == "packed" else len(slot)
+        assert rows * -(-held // pad_multiple) * pad_multiple <= 80
+        assert mode != "fixed" or len(slot) <= 3
+    slot_of = {i: k for k, slot in enumerate(slots) for i in slot}
+    assert all(slot_of[i] == slot_of[i - i % unit_size] for i in slot_of)
+    if len(set(units.tolist())) >= num_ranks:
+        assert all(any(rank) for rank in result.ranks)
+    assert MicroBatchPlan.from_json(result.to_json()) == result
+    assert result.metrics()["rank_imbalance"] >= 1.0 - 1e-12
+
+
+@settings(max_examples=200)
+@given(
+    data=st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 12)), max_size=30),
+    max_tokens=st.integers(20, 60),
+    num_ranks=st.integers(1, 3),
+)
+def test_shared_prefixes_fit_and_groups_that_fit_stay_whole(data, max_tokens, num_ranks) -> None:
+    ids = [group for group, _ in data]
+    prefixes = [group + 3 if group >= 0 else 0 for group in ids]
+    lengths = [prefix + own for prefix, (_, own) in zip(prefixes, data, strict=True)]
+    result = plan(
+        lengths,
+        max_tokens=max_tokens,
+        num_ranks=num_ranks,
+        prefix_ids=ids,
+        prefix_lengths=prefixes,
+    )
+    slots = [slot for rank in result.ranks for slot in rank]
+    assert sorted(i for slot in slots for i in slot) == list(range(len(lengths)))
+    stored = [stored_tokens(slot, lengths, ids, prefixes) for slot in slots]
+    assert max(stored, default=0) <= max_tokens
+    assert [float(n) for n in stored] == [cost for rank in result.costs for cost in rank]
+    for group in set(ids) - {-1}:
+        members = [i for i, other in enumerate(ids) if other == group]
+        if stored_tokens(members, lengths, ids, prefixes) <= max_tokens:
+            assert sum(members[0] in slot for slot in slots) == 1
+            assert any(set(members) <= set(slot) for slot in slots)
+    assert MicroBatchPlan.from_json(result.to_json()) == result
+
+
+def test_a_plan_of_many_skewed_lengths_is_balanced() -> None:
+    lengths = (300 * (1 + np.random.default_rng(0).pareto(1.5, 512))).astype(int).clip(1, 4096)
+    metrics = plan(lengths, max_tokens=4096, num_ranks=8).metrics()
+    fewest = -(-lengths.sum() // (8 * 4096))
+    assert metrics["num_micro_batches"] <= fewest + 1
+    assert metrics["rank_imbalance"] <= 1.02
+
+
+def test_a_broken_plan_is_refused() -> None:
+    fields = json.loads(plan([3, 4], num_ranks=2).to_json())
+    with pytest.raises(ValueError, match="schema_version 1, got None"):
+        MicroBatchPlan.from_json("[]")
+    with pytest.raises(ValueError, match="each of 2 sequences once"):
+        MicroBatchPlan.from_json(json.dumps({**fields, "ranks": [[[0]], [[0]]]}))
+    with pytest.raises(ValueError, match=r"same number of micro-batches, got \[2, 0\]"):
+        MicroBatchPlan.from_json(json.dumps({**fields, "ranks": [[[0], [1]], []]}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"lengths": [9, 10], "max_tokens": 10, "pad_multiple": 4},
+            r"max_tokens = 10, got length 9, padded 12 \(pad_multiple 4\), at index 0",
+        ),
+        ({"lengths": [3, 21], "max_tokens": 20}, "got length 21, padded 21 .* at index 1"),
+        ({"lengths": [9, 9], "max_tokens": 17, "units": [1, 1]}, r"got 18 .* sequences \[0, 1\]"),
+        (
+            {"lengths": [9, 1], "max_tokens": 17, "units": [1, 1], "mode": "padded"},
+            r"max_tokens = 17, got 18 for the unit of sequences \[0, 1\]",
+        ),
+        (
+            {"lengths": [1] * 4, "units": [1] * 4, "mode": "fixed"},
+            "micro_batch_size = 3, got 4 for the unit",
+        ),
+        (
+            {"lengths": [1, 9, 1], "mode": "fixed", "max_tokens": 20},
+            r"max_tokens = 20, got 27 padded tokens for sequences \[0, 1, 2\]",
+        ),
+        ({"lengths": [1], "mode": "sorted"}, "got 'sorted'; choose one"),
+        ({"lengths": [1], "micro_batch_size": 2}, "only there, got 2 in mode packed"),
+        ({"lengths": [1], "mode": "fixed", "micro_batch_size": None}, "got None in mode fixed"),
+        ({"lengths": [1], "max_tokens": None}, "max_tokens must be given in mode packed"),
+        ({"lengths": [1], "num_ranks": 0}, "num_ranks must be an integer >= 1, got 0"),
+        ({"lengths": [1], "cost": lambda lengths: lengths - 2.0}, r"finite costs \[N\] >= 0"),
+        ({"lengths": [1, 2], "cost": lambda lengths: lengths.sum()}, r"finite costs \[N\] >= 0"),
+        (
+            {"lengths": [4], "prefix_ids": [0], "prefix_lengths": [2], "mode": "padded"},
+            "prefix_ids must come with mode packed",
+        ),
+        ({"lengths": [4], "prefix_ids": [0]}, "must come together"),
+        ({"lengths": [4], "prefix_ids": [0, 1], "prefix_lengths": [1]}, "1, got 2 and 1"),
+        ({"lengths": [4], "prefix_ids": [0], "prefix_lengths": [5]}, "prefix length 5, length 4"),
+        ({"lengths": [4], "prefix_ids": [0], "prefix_lengths": [0]}, "prefix length 0, length 4"),
+        ({"lengths": [4], "prefix_ids": [-2], "prefix_lengths": [0]}, "got id -2"),
+        (
+            {"lengths": [4, 4], "prefix_ids": [6, 6], "prefix_lengths": [1, 2]},
+            "share one prefix length, got 1 and others in group 6",
+        ),
+    ],
+)
+def test_errors_say_what_was_got(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(**arguments)

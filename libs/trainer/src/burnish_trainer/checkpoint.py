@@ -1,0 +1,160 @@
+"""Checkpoints that are whole or not there.
+
+A checkpoint is a folder::
+
+    step_000010/
+      model/        Hugging Face form: from_pretrained reads it, tokenizer included
+      optimizer/    torch.distributed.checkpoint, resharded on load if the ranks differ
+      state.json    what the caller saved beside it; written last
+
+It is written under another name, flushed to disk, and renamed: a folder without ``.incomplete``
+in its name is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from burnish_converters.safetensors_io import read_weights, write_checkpoint
+from burnish_distributed.collectives import barrier, rank
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from burnish_trainer.scoring import ScoringModel
+
+SCHEMA_VERSION = 1
+INCOMPLETE = ".incomplete"
+
+
+def save_checkpoint(
+    directory: Path,
+    *,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    source: Path,
+    model: ScoringModel,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint; all ranks call it, rank 0 writes what is shared.
+
+    Args:
+        directory: the folder that is to appear.
+        weights: all ranks iterate (gathering is a collective), rank 0 writes.
+        source: the checkpoint the model came from; its config and tokenizer are copied.
+        model: the model that ``optimizer`` belongs to.
+        optimizer: every rank writes its own part.
+        state: JSON values.
+    """
+    partial = directory.with_name(directory.name + INCOMPLETE)
+    if rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    barrier()
+    if rank() == 0:
+        write_checkpoint(partial / "model", weights, source=source)
+    else:
+        for _ in weights:
+            pass
+    with _single_process_is_meant():
+        dcp.save(
+            {"optimizer": get_optimizer_state_dict(model, optimizer)},
+            checkpoint_id=partial / "optimizer",
+        )
+    barrier()
+    if rank() == 0:
+        content = {"schema_version": SCHEMA_VERSION, **state}
+        (partial / "state.json").write_text(json.dumps(content, indent=2))
+        _flush(partial)
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)
+        _flush(directory.parent, recurse=False)
+    barrier()
+
+
+def load_checkpoint(
+    directory: Path, *, model: ScoringModel, optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """Take weights and optimizer state from ``directory``; returns the saved ``state``.
+
+    Raises:
+        ValueError: if there is no whole checkpoint there, or one of a newer schema.
+    """
+    state = read_state(directory)
+    weights = {f"model.{name}": tensor for name, tensor in read_weights(directory / "model")}
+    missing = {name for name, _ in model.named_parameters()} ^ set(weights)
+    if missing:
+        raise ValueError(
+            f"a checkpoint must hold the model's parameters, but {sorted(missing)[:5]} differ in "
+            f"{directory}; resume with the model it was made with"
+        )
+    set_model_state_dict(
+        model, weights, options=StateDictOptions(full_state_dict=True, strict=False)
+    )
+    content = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    with _single_process_is_meant():
+        dcp.load(content, checkpoint_id=directory / "optimizer")
+    set_optimizer_state_dict(model, optimizer, content["optimizer"])
+    return state
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """The ``state`` of a checkpoint, checked.
+
+    Raises:
+        ValueError: if there is no whole checkpoint there, or one of a newer schema.
+    """
+    path = directory / "state.json"
+    if INCOMPLETE in directory.name or not path.is_file():
+        raise ValueError(
+            f"a checkpoint folder must hold state.json, got {directory} without; "
+            "name a step_* folder that was finished"
+        )
+    state: dict[str, Any] = json.loads(path.read_text())
+    if state.get("schema_version") != SCHEMA_VERSION:
+        raise ValueError(
+            f"checkpoints of schema {SCHEMA_VERSION} can be read, got "
+            f"{state.get('schema_version')} in {directory}; use the version that wrote it"
+        )
+    return state
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """The whole checkpoint of the highest step in ``directory``, or None."""
+    whole = [
+        path
+        for path in directory.glob("step_*")
+        if INCOMPLETE not in path.name and (path / "state.json").is_file()
+    ]
+    return max(whole, key=lambda path: int(path.name.removeprefix("step_")), default=None)
+
+
+@contextmanager
+def _single_process_is_meant() -> Iterator[None]:
+    """Without a process group torch warns that it assumes a single process: it is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _flush(path: Path, *, recurse: bool = True) -> None:
+    """fsync a folder, and what is in it."""
+    paths = [*path.rglob("*"), path] if recurse else [path]
+    for entry in paths:
+        descriptor = os.open(entry, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
