@@ -1,6 +1,6 @@
 """Pytest settings of the whole repository.
 
-Tests that need a GPU are skipped without one, and counted. Hypothesis sets no deadline on an example:
+Tests that need a GPU are skipped without one, and counted. Hypothesis sets no deadline on examples:
 the first is slow on a busy machine, and pytest-timeout stops what hangs.
 """
 

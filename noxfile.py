@@ -164,7 +164,7 @@ def isolation_of_one(session: nox.Session, library: str) -> None:
     session.run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels), *sources)
     session.install("--quiet", "-c", LOCK, *map(str, wheels.glob("*.whl")))
     picture = nox.project.load_toml(ROOT / "pyproject.toml")["tool"]["burnish"]
-    rooms = [room for names in picture["rooms"].get(library, {}).values() for room in names]
+    rooms = sorted({room for names in picture["rooms"].get(library, {}).values() for room in names})
     session.run("python", "tests/isolation/check_installed.py", library, *rooms)
 
 

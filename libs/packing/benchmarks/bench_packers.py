@@ -1,6 +1,7 @@
+# ruff: noqa: T201  (its table is what it is for)
 """Speed of best-fit-decreasing against the textbook loop, in one run: `python bench_packers.py`.
 
-The baseline is best-fit-decreasing as most trainers have it: one sequence at a time in pure Python,
+The baseline is best-fit-decreasing as it is usually written: one sequence at a time in pure Python,
 over a sorted list of the room left in the bins, with bisection. Both run on the same lengths and
 must need the same number of bins.
 """

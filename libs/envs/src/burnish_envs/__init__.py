@@ -1,6 +1,6 @@
 """Reward and multi-turn worlds for post-training."""
 
-from burnish_envs.math import MathEnvironment, MathVerifier, Verdict, Verifier
+from burnish_envs.math import MathEnvironment, MathVerifier, Verdict, Verifier, math_environment
 from burnish_envs.rollout import collect_groups, sample_seed
 from burnish_envs.training_rows import training_rows
 from burnish_envs.types import (
@@ -42,6 +42,7 @@ __all__ = [
     "Verdict",
     "Verifier",
     "collect_groups",
+    "math_environment",
     "sample_seed",
     "training_rows",
 ]

@@ -9,8 +9,9 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -206,6 +207,13 @@ class MathEnvironment:
     def step(self, rollouts: Sequence[Rollout]) -> Sequence[StepResult]:
         verdicts = self._verifier.verify([(_answer_text(r), r.row["answer"]) for r in rollouts])
         return [StepResult(v.score, done=True, status=v.status) for v in verdicts]
+
+
+@contextmanager
+def math_environment(*, timeout_s: float = 5.0, num_workers: int = 1) -> Iterator[MathEnvironment]:
+    """A `MathEnvironment` with a `MathVerifier` of its own, closed at the end of the block."""
+    with MathVerifier(timeout_s=timeout_s, num_workers=num_workers) as verifier:
+        yield MathEnvironment(verifier)
 
 
 def _answer_text(rollout: Rollout) -> str:

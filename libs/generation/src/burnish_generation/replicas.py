@@ -64,7 +64,10 @@ class Replicas:
 
 def _at_once(calls: Sequence[Callable[[], Result]]) -> list[Result]:
     """Run blocking calls in threads; results in order, the first failure raised."""
-    if len(calls) == 1:
-        return [calls[0]()]
-    with ThreadPoolExecutor(max_workers=max(1, len(calls))) as pool:
+    if len(calls) <= 1:
+        return [call() for call in calls]
+    pool = ThreadPoolExecutor(max_workers=len(calls))
+    try:
         return [future.result() for future in [pool.submit(call) for call in calls]]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the engines

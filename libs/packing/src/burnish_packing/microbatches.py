@@ -157,12 +157,8 @@ def plan_micro_batches(
             together.
     """
     lengths = as_lengths(lengths)
-    _check_arguments(max_tokens, num_ranks, mode, micro_batch_size, pad_multiple)
-    if prefix_ids is not None and (mode != "packed" or units is not None):
-        raise ValueError(
-            f"prefix_ids must come with mode packed and without units, got mode {mode}; leave out "
-            f"units (a group stays together as far as it fits) or prefix_ids"
-        )
+    _check_numbers(max_tokens, num_ranks, mode, micro_batch_size, pad_multiple)
+    _check_grouping(mode, units, prefix_ids)
     groups, shared = as_prefixes(lengths, prefix_ids, prefix_lengths)
     padded = round_up(lengths, pad_multiple)
     _check_lengths(lengths, padded, max_tokens, pad_multiple)
@@ -326,7 +322,7 @@ def _checked_costs(cost: Cost, lengths: IntArray) -> NDArray[np.float64]:
     return costs
 
 
-def _check_arguments(
+def _check_numbers(
     max_tokens: int | None,
     num_ranks: int,
     mode: str,
@@ -348,6 +344,14 @@ def _check_arguments(
         check_positive(max_tokens, "max_tokens")
     if micro_batch_size is not None:
         check_positive(micro_batch_size, "micro_batch_size")
+
+
+def _check_grouping(mode: str, units: ArrayLike | None, prefix_ids: ArrayLike | None) -> None:
+    if prefix_ids is not None and (mode != "packed" or units is not None):
+        raise ValueError(
+            f"prefix_ids must come with mode packed and without units, got mode {mode}; leave out "
+            f"units (a group stays together as far as it fits) or prefix_ids"
+        )
 
 
 def _check_lengths(

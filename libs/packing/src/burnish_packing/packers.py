@@ -282,10 +282,15 @@ def _best_fit_decreasing(
 
     bin_of_unit = np.empty(len(tokens), np.int64)
     if steps:
-        placed, first_bin, per_bin_of = (np.array(column) for column in zip(*steps, strict=True))
-        within = np.arange(len(tokens)) - np.repeat(np.cumsum(placed) - placed, placed)
-        bin_of_unit[order] = np.repeat(first_bin, placed) + within // np.repeat(per_bin_of, placed)
+        bin_of_unit[order] = _expand(steps)
     return bin_of_unit
+
+
+def _expand(steps: list[tuple[int, int, int]]) -> IntArray:
+    """Bin of every unit in the order of placing, from (units placed, first bin, units per bin)."""
+    placed, first_bin, per_bin = (np.array(column) for column in zip(*steps, strict=True))
+    within = np.arange(placed.sum()) - np.repeat(np.cumsum(placed) - placed, placed)
+    return np.repeat(first_bin, placed) + within // np.repeat(per_bin, placed)
 
 
 def _units_per_bin(room: int, held: int, length: int, size: int, max_sequences: int) -> int:

@@ -133,12 +133,26 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 def latest_checkpoint(directory: Path) -> Path | None:
     """The whole checkpoint of the highest step in ``directory``, or None."""
-    whole = [
+    return max(_whole_checkpoints(directory), key=_step, default=None)
+
+
+def delete_old_checkpoints(directory: Path, keep: int) -> None:
+    """Delete all whole checkpoints in ``directory`` but the ``keep`` of the highest steps."""
+    for path in sorted(_whole_checkpoints(directory), key=_step)[: -max(keep, 1)]:
+        # Renamed first: a deletion that is cut short leaves nothing that looks whole.
+        shutil.rmtree(path.rename(path.with_name(path.name + INCOMPLETE)))
+
+
+def _whole_checkpoints(directory: Path) -> list[Path]:
+    return [
         path
         for path in directory.glob("step_*")
         if INCOMPLETE not in path.name and (path / "state.json").is_file()
     ]
-    return max(whole, key=lambda path: int(path.name.removeprefix("step_")), default=None)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
 
 
 @contextmanager

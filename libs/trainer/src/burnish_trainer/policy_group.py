@@ -13,6 +13,7 @@ from burnish_distributed import RaggedBatch, initialize_process_group, shard_bat
 from burnish_distributed.weight_transport import put_weights
 from burnish_distributed.workers import WorkerGroup
 
+from burnish_trainer.checkpoint import delete_old_checkpoints
 from burnish_trainer.policy import LossFunction
 from burnish_trainer.torch_policy import TorchPolicy
 
@@ -109,13 +110,21 @@ class PolicyGroup:
         references: list[Any] = self._group.call("publish_weights")[0]
         return references
 
-    def save(self, directory: Path, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint; it appears once it is whole."""
-        self._group.call("save", directory=directory, state=dict(state))
+    def save(self, directory: Path, state: Mapping[str, Any], *, keep: int | None = None) -> None:
+        """Write a checkpoint; it appears once it is whole, and only then are older ones deleted.
+
+        Args:
+            directory: ``.../step_<number>``.
+            state: JSON values to get back from `load`.
+            keep: how many checkpoints stay beside each other; all without it.
+        """
+        self._group.call("save", directory=directory.resolve(), state=dict(state))
+        if keep is not None:
+            delete_old_checkpoints(directory.parent, keep)
 
     def load(self, directory: Path) -> dict[str, Any]:
         """Resume from a checkpoint; returns the state saved with it."""
-        states: list[dict[str, Any]] = self._group.call("load", directory=directory)
+        states: list[dict[str, Any]] = self._group.call("load", directory=directory.resolve())
         return states[0]
 
     def close(self) -> None:

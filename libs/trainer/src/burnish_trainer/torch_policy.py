@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from burnish_distributed import RaggedBatch
 from burnish_distributed.collectives import all_gather_object, all_reduce
-from burnish_losses.reduce import Counts, Metric, combine_metrics, finalize, total
+from burnish_losses.reduce import Counts, Metric, combine_metrics, count, finalize, total
 from burnish_packing.torch import ModelBatch, empty_batch, pack_sequences, pad_sequences
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -245,10 +245,10 @@ def _score(
 
 def _global_counts(batch: RaggedBatch, device: torch.device) -> Counts:
     """Trained tokens, and sequences with at least one, over all ranks."""
-    mask = batch.token_columns["token_mask"]
-    trained = np.add.reduceat(mask, batch.offsets[:-1]) if len(mask) else np.zeros(0)
-    local = torch.tensor([int(mask.sum()), int((trained > 0).sum())], device=device)
-    tokens, sequences = all_reduce(local, "sum").tolist()
+    mask = torch.tensor(batch.token_columns["token_mask"], dtype=torch.bool)
+    local = count(mask, torch.tensor(batch.offsets))
+    parts = torch.tensor([local.tokens, local.sequences], device=device)
+    tokens, sequences = all_reduce(parts, "sum").tolist()
     if tokens == 0:
         raise ValueError(
             "a training batch must hold at least one trained token, got none on any rank; "

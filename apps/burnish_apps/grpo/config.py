@@ -1,0 +1,133 @@
+"""What a GRPO recipe may say."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import psutil
+from burnish_converters.model_source import check_model_source
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from burnish_apps.shell.config import ConfigError, Part, Section
+
+
+class Model(Section):
+    """The model that is trained."""
+
+    source: str  # a checkpoint folder, a packaged name, or a hub id
+    cache_dir: str = "~/.cache/burnish/models"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class Data(Section):
+    """Problems: ``source.make(**train)`` and ``source.make(**validation)`` are lists of rows."""
+
+    source: Part
+    train: dict[str, object] = {}
+    validation: dict[str, object] = {}
+
+
+class Rollout(Section):
+    """How the policy is sampled."""
+
+    prompts_per_step: PositiveInt
+    group_size: int = Field(ge=2)
+    max_new_tokens: PositiveInt
+    temperature: PositiveFloat = 1.0
+    stop: tuple[str, ...] = ()
+
+
+class Engine(Section):
+    """The inference engines. Lengths in tokens, memory in bytes per engine."""
+
+    num_engines: PositiveInt = 1
+    max_model_len: PositiveInt
+    max_num_seqs: PositiveInt = 256
+    kv_cache_bytes: PositiveInt | None = None
+    gpus_per_engine: NonNegativeFloat = 0
+    engine_args: dict[str, object] = {}
+    max_mismatch: PositiveFloat | None = 5e-5  # mean |log-prob difference| to the trainer, in nats
+
+
+class Training(Section):
+    """The optimizer step. Tokens are counted per micro-batch and rank."""
+
+    num_steps: PositiveInt
+    learning_rate: PositiveFloat
+    optimizer: str = "torch.optim.AdamW"
+    optimizer_args: dict[str, object] = {"weight_decay": 0.0}
+    warmup_steps: NonNegativeInt = 0
+    max_grad_norm: PositiveFloat = 1.0
+    updates_per_step: PositiveInt = 1
+    max_tokens: PositiveInt  # of a packed micro-batch
+    num_ranks: PositiveInt = 1
+    gpus_per_rank: NonNegativeFloat = 0
+    gradient_checkpointing: bool = False
+    clip_low: NonNegativeFloat = 0.2
+    clip_high: NonNegativeFloat = 0.2
+    kl_coefficient: NonNegativeFloat = 0.0
+    normalize_advantages: bool = True
+    aggregation: Literal["tokens", "sequences"] = "tokens"
+
+
+class GrpoConfig(Section):
+    """A whole run."""
+
+    name: str = "grpo"
+    seed: NonNegativeInt = 0
+    run_dir: str | None = None
+    ray_address: str | None = None
+    resume_from: str | None = None  # a step_* folder of an earlier run's checkpoints
+    validate_every: NonNegativeInt = 10  # steps; 0: only before and after
+    checkpoint_every: NonNegativeInt = 0  # steps; 0: only at the end
+    keep_checkpoints: PositiveInt = 1
+    model: Model
+    data: Data
+    environment: Part
+    rollout: Rollout
+    engine: Engine
+    training: Training
+
+    def check(self) -> None:
+        """Everything that can be told without reading the model.
+
+        Raises:
+            ConfigError: with every violation.
+        """
+        problems = self.environment.problems("environment")
+        train, validation = sorted(self.data.train), sorted(self.data.validation)
+        problems += self.data.source.problems("data.source", train)
+        problems += self.data.source.problems("data.source", validation)
+        try:
+            check_model_source(self.model.source)
+        except ValueError as error:
+            problems.append(f"model.source: {error}")
+        prompts, updates = self.rollout.prompts_per_step, self.training.updates_per_step
+        if prompts % updates:
+            problems.append(
+                f"rollout.prompts_per_step must be a multiple of training.updates_per_step, got "
+                f"{prompts} and {updates}; change one of them"
+            )
+        smallest = prompts // updates * self.rollout.group_size
+        if smallest < self.training.num_ranks:
+            problems.append(
+                f"every rank must have a sequence in each update, got {smallest} sequences for "
+                f"{self.training.num_ranks} ranks; raise rollout.prompts_per_step"
+            )
+        if self.rollout.max_new_tokens >= self.engine.max_model_len:
+            problems.append(
+                f"engine.max_model_len must exceed rollout.max_new_tokens, got "
+                f"{self.engine.max_model_len} and {self.rollout.max_new_tokens}"
+            )
+        if self.training.max_tokens < self.engine.max_model_len:
+            problems.append(
+                f"training.max_tokens must hold the longest sequence, engine.max_model_len = "
+                f"{self.engine.max_model_len}, got {self.training.max_tokens}"
+            )
+        if problems:
+            raise ConfigError(list(dict.fromkeys(problems)))
+
+
+def available_bytes() -> int:
+    """Memory this machine can give to new processes."""
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,124 @@
+"""Reinforcement learning of a language model with group-relative rewards (GRPO).
+
+Each step samples `rollout.group_size` answers to `rollout.prompts_per_step` problems with vLLM,
+judges them, raises the probability of answers better than their group's mean, and loads the new
+weights into the running engine. On-policy, one model on any number of FSDP2 ranks, any number of
+engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from burnish_converters.model_source import resolve_model
+from burnish_data import PromptLoader, render_prompt
+from burnish_distributed.cluster import ray_cluster
+from burnish_generation import Sampling
+from burnish_tracking import Timers
+from transformers import AutoTokenizer
+
+from burnish_apps.grpo import stages, workers
+from burnish_apps.grpo.config import GrpoConfig
+from burnish_apps.grpo.preflight import preflight
+from burnish_apps.grpo.report import Report
+from burnish_apps.shell.config import load_config, save_config
+from burnish_apps.shell.run import EXIT_OK, interruptible, make_run_directory
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def run(recipe: str, overrides: Sequence[str]) -> int:
+    """Load the recipe, check it, and train; returns the exit code."""
+    config = load_config(GrpoConfig, RECIPES, recipe, overrides)
+    config.check()
+    with interruptible():
+        train(config)
+    return EXIT_OK
+
+
+def train(config: GrpoConfig) -> Path:
+    """The whole run; returns its directory."""
+    model = resolve_model(config.model.source, Path(config.model.cache_dir).expanduser())
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    train_rows = config.data.source.make(**config.data.train)
+    validation_rows = config.data.source.make(**config.data.validation)
+    preflight(config, model, tokenizer, [*train_rows, *validation_rows])
+
+    run_dir = make_run_directory(config.run_dir, config.name)
+    save_config(config, run_dir / "config.yaml")
+    loader = PromptLoader(train_rows, config.rollout.prompts_per_step, seed=config.seed)
+    render = partial(render_prompt, tokenizer)
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    timers = Timers()
+
+    with ExitStack() as stack:
+        output = stack.enter_context(Report(run_dir, config))
+        output.say(f"run directory: {run_dir}")
+        output.say("starting the policy and the engine, about a minute")
+        environment = stack.enter_context(config.environment.make())
+        stack.enter_context(ray_cluster(config.ray_address, num_cpus=workers.num_cpus(config)))
+        policy, engines = workers.start(config, str(model))
+
+        done, weight_version = 0, 0
+        if config.resume_from:
+            state = policy.load(Path(config.resume_from).resolve())
+            loader.load_state_dict(state["loader"])
+            done, weight_version = state["step"], state["weight_version"]
+            stages.sync_weights(policy, engines, weight_version)
+
+        validate = partial(
+            stages.evaluate, validation_rows, environment, engines, config, render, decode
+        )
+        with timers("validation"):
+            metrics, groups = validate()
+        output.log(done, metrics | timers.take(), groups)
+
+        output.start_progress(done)
+        for step in range(done + 1, config.training.num_steps + 1):
+            with timers("generation"):
+                groups = stages.sample(
+                    next(loader),
+                    environment,
+                    engines,
+                    training_sampling(config),
+                    group_size=config.rollout.group_size,
+                    render=render,
+                    decode=decode,
+                    seed=stages.step_seed(config.seed, step),
+                )
+            batch, metrics = stages.training_batch(groups, config)
+            if batch is not None:
+                with timers("training"):
+                    metrics |= stages.update(policy, batch, config)
+                stages.check_agreement(metrics, config.engine.max_mismatch)
+                weight_version += 1
+                with timers("weight_sync"):
+                    stages.sync_weights(policy, engines, weight_version)
+            if is_due(step, config.validate_every, config.training.num_steps):
+                with timers("validation"):
+                    held_out, _ = validate()
+                metrics |= held_out
+            if is_due(step, config.checkpoint_every, config.training.num_steps):
+                state = {"step": step, "weight_version": weight_version}
+                with timers("checkpoint"):
+                    policy.save(
+                        run_dir / "checkpoints" / f"step_{step:06d}",
+                        state | {"loader": loader.state_dict()},
+                        keep=config.keep_checkpoints,
+                    )
+            output.log(step, metrics | timers.take(), groups)
+    return run_dir
+
+
+def training_sampling(config: GrpoConfig) -> Sampling:
+    """How training rollouts are drawn."""
+    rollout = config.rollout
+    return Sampling(rollout.max_new_tokens, temperature=rollout.temperature, stop=rollout.stop)
+
+
+def is_due(step: int, every: int, num_steps: int) -> bool:
+    """Every ``every`` steps, and at the end."""
+    return step == num_steps or (every > 0 and step % every == 0)

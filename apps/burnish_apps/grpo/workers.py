@@ -1,0 +1,84 @@
+"""The processes of a run: the policy's ranks and the engines."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from burnish_distributed.workers import WorkerGroup
+from burnish_generation import Replicas
+from burnish_generation.vllm_engine import VllmEngine, engine_environment
+from burnish_trainer.policy_group import PolicyGroup
+
+from burnish_apps.grpo.config import GrpoConfig
+
+
+def num_cpus(config: GrpoConfig) -> int:
+    """Cores a local cluster offers: every process gets a place, also on a small machine."""
+    return max(os.cpu_count() or 1, config.training.num_ranks + config.engine.num_engines)
+
+
+def num_threads(num_processes: int) -> int:
+    """Threads of one of ``num_processes`` that compute at the same time on this machine."""
+    return max(1, (os.cpu_count() or 1) // num_processes)
+
+
+def start(config: GrpoConfig, model: str) -> tuple[PolicyGroup, Replicas]:
+    """Start the policy and the engines side by side.
+
+    They take turns, so each may use all cores.
+    """
+    pool = ThreadPoolExecutor(max_workers=2)
+    try:
+        policy = pool.submit(start_policy, config, model)
+        engines = pool.submit(start_engines, config, model)
+        return policy.result(), engines.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for either
+
+
+def start_policy(config: GrpoConfig, model: str) -> PolicyGroup:
+    """The ranks that train."""
+    training = config.training
+    arguments: dict[str, Any] = {
+        "model": model,
+        "learning_rate": training.learning_rate,
+        "optimizer": training.optimizer,
+        "optimizer_args": training.optimizer_args,
+        "warmup_steps": training.warmup_steps,
+        "max_grad_norm": training.max_grad_norm,
+        "dtype": config.model.dtype,
+        "reference": training.kl_coefficient > 0,
+        "gradient_checkpointing": training.gradient_checkpointing,
+        "seed": config.seed,
+    }
+    return PolicyGroup(
+        arguments,
+        num_ranks=training.num_ranks,
+        environment={"OMP_NUM_THREADS": str(num_threads(training.num_ranks))},
+        num_gpus=training.gpus_per_rank,
+    )
+
+
+def start_engines(config: GrpoConfig, model: str) -> Replicas:
+    """The engines, each in a process of its own, behind one handle."""
+    engine = config.engine
+    arguments: dict[str, Any] = {
+        "model": model,
+        "max_model_len": engine.max_model_len,
+        "kv_cache_bytes": engine.kv_cache_bytes,
+        "dtype": config.model.dtype,
+        "max_num_seqs": engine.max_num_seqs,
+        "seed": config.seed,
+        "engine_args": engine.engine_args,
+    }
+    group = WorkerGroup(
+        VllmEngine,
+        arguments,
+        num_workers=engine.num_engines,
+        name="engine",
+        environment=engine_environment(num_threads(engine.num_engines)),
+        num_gpus=engine.gpus_per_engine,
+    )
+    return Replicas(group.workers)
