@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 from burnish_converters.model_source import check_model_source
@@ -23,8 +23,8 @@ class Data(Section):
     """Problems: ``source.make(**train)`` and ``source.make(**validation)`` are lists of rows."""
 
     source: Part
-    train: dict[str, object] = {}
-    validation: dict[str, object] = {}
+    train: dict[str, Any] = Field(default_factory=dict)
+    validation: dict[str, Any] = Field(default_factory=dict)
 
 
 class Rollout(Section):
@@ -45,7 +45,7 @@ class Engine(Section):
     max_num_seqs: PositiveInt = 256
     kv_cache_bytes: PositiveInt | None = None
     gpus_per_engine: NonNegativeFloat = 0
-    engine_args: dict[str, object] = {}
+    engine_args: dict[str, Any] = Field(default_factory=dict)
     max_mismatch: PositiveFloat | None = 5e-5  # mean |log-prob difference| to the trainer, in nats
 
 
@@ -55,7 +55,7 @@ class Training(Section):
     num_steps: PositiveInt
     learning_rate: PositiveFloat
     optimizer: str = "torch.optim.AdamW"
-    optimizer_args: dict[str, object] = {"weight_decay": 0.0}
+    optimizer_args: dict[str, Any] = Field(default_factory=lambda: {"weight_decay": 0.0})
     warmup_steps: NonNegativeInt = 0
     max_grad_norm: PositiveFloat = 1.0
     updates_per_step: PositiveInt = 1

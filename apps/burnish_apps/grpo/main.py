@@ -35,11 +35,11 @@ def run(recipe: str, overrides: Sequence[str]) -> int:
     config = load_config(GrpoConfig, RECIPES, recipe, overrides)
     config.check()
     with interruptible():
-        train(config)
+        main(config)
     return EXIT_OK
 
 
-def train(config: GrpoConfig) -> Path:
+def main(config: GrpoConfig) -> Path:
     """The whole run; returns its directory."""
     model = resolve_model(config.model.source, Path(config.model.cache_dir).expanduser())
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -51,7 +51,7 @@ def train(config: GrpoConfig) -> Path:
     save_config(config, run_dir / "config.yaml")
     loader = PromptLoader(train_rows, config.rollout.prompts_per_step, seed=config.seed)
     render = partial(render_prompt, tokenizer)
-    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    decode = partial(stages.decode, tokenizer)
     timers = Timers()
 
     with ExitStack() as stack:

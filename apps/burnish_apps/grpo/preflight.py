@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from burnish_data import render_prompt
+from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from burnish_apps.grpo.config import GrpoConfig, available_bytes
@@ -85,9 +87,9 @@ def memory_problems(config: GrpoConfig, model: Path, model_config: Any) -> list[
     if needed <= free:
         return []
     return [
-        f"weights, optimizer and engine caches must fit this machine's free memory, {free / 1e9:.1f} "
-        f"GB, but need {needed / 1e9:.1f} GB; lower engine.kv_cache_bytes or engine.num_engines, "
-        "take a smaller model, or free memory"
+        "weights, optimizer and engine caches must fit this machine's free memory, "
+        f"{free / 1e9:.1f} GB, but need {needed / 1e9:.1f} GB; lower engine.kv_cache_bytes or "
+        "engine.num_engines, take a smaller model, or free memory"
     ]
 
 
@@ -102,10 +104,6 @@ def kv_bytes(model_config: Any, num_tokens: int, float_bytes: int) -> int:
 
 def num_parameters(model: Path) -> int:
     """Parameters of a checkpoint, from the headers of its files."""
-    from math import prod
-
-    from safetensors import safe_open
-
     total = 0
     for path in model.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:

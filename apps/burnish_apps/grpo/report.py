@@ -61,10 +61,8 @@ class Report:
         self._progress.__enter__()
         self._started = True
 
-    def log(
-        self, step: int, metrics: Mapping[str, float], groups: Sequence[RolloutGroup]
-    ) -> None:
-        """One step's metrics and samples, everywhere. ``metrics`` hold seconds under stage names."""
+    def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[RolloutGroup]) -> None:
+        """One step's metrics (seconds under the stages' names) and samples, everywhere."""
         metrics = with_rates(metrics)
         self._logger.log(step, metrics)
         for group in groups:

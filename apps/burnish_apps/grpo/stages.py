@@ -17,6 +17,7 @@ from burnish_losses.advantages import group_relative_advantages, groups_with_spr
 from burnish_losses.policy_gradient import grpo_loss
 from burnish_packing import plan_micro_batches
 from burnish_trainer.policy_group import PolicyGroup
+from transformers import PreTrainedTokenizerBase
 
 from burnish_apps.grpo.config import GrpoConfig
 
@@ -27,6 +28,11 @@ Decode = Callable[[Sequence[int]], str]
 
 class WeightSyncError(RuntimeError):
     """Engine and trainer disagree about the log-probs of sampled tokens."""
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    """A completion as text, as an environment judges it: without special tokens."""
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def sample(
@@ -70,9 +76,7 @@ def training_batch(
     advantages = group_relative_advantages(rewards, group_ids, normalize=normalize)
     keep = groups_with_spread(rewards, group_ids)
     statistics = rollout_statistics(groups)
-    statistics["rollout/groups_without_spread"] = float(
-        len(groups) - len(group_ids[keep].unique())
-    )
+    statistics["rollout/groups_without_spread"] = float(len(groups) - len(group_ids[keep].unique()))
     kept = torch.nonzero(keep).flatten().tolist()
     if not kept:
         return None, statistics

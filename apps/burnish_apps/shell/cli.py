@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 the run failed, 2 the configuration cannot run, 130 ended 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "overrides", nargs="*", metavar="key=value", help="settings that replace the recipe's"
         )
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # also into a pipe or a file
     try:
         return APPS[options.app].run(options.recipe, options.overrides)
     except ConfigError as error:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -39,7 +39,7 @@ class Part(Section):
     """
 
     source: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
 
     def problems(self, where: str, given: Sequence[str] = ()) -> list[str]:
         """Why the function cannot be called so: one sentence each. ``given`` comes from the app."""
@@ -132,11 +132,11 @@ def _load_recipe(recipes: Path, recipe: str, seen: tuple[Path, ...]) -> Any:
         if type(error).__module__.startswith("yaml"):  # yaml's errors share no importable base
             raise ConfigError([f"{path} must be a YAML recipe: {error}"]) from error
         raise
-    if not OmegaConf.is_dict(content):
+    if not isinstance(content, DictConfig):
         raise ConfigError([f"{path} must be a YAML mapping of keys to values"])
     bases = content.pop("defaults", [])
     folder = path.parent
-    merged = OmegaConf.create({})
+    merged: Any = OmegaConf.create({})
     for base in bases:
         merged = OmegaConf.merge(merged, _load_recipe(folder, str(base), (*seen, path)))
     return OmegaConf.merge(merged, content)

@@ -10,7 +10,11 @@ import torch
 
 
 def convert_gguf(
-    gguf_file: Path, folder: Path, *, dtype: torch.dtype = torch.bfloat16, split_digits: bool = False
+    gguf_file: Path,
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    split_digits: bool = False,
 ) -> None:
     """Dequantise a GGUF file into a folder that ``from_pretrained`` reads.
 

@@ -87,7 +87,7 @@ def write_checkpoint(
     if len(shards) == 1:
         (folder / "shard-0.safetensors").rename(folder / "model.safetensors")
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i, names in enumerate(shards):
         file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
         (folder / f"shard-{i}.safetensors").rename(folder / file)

@@ -1,4 +1,4 @@
-"""Where things run: ragged batches between processes, collectives, Ray worker groups, weight transport.
+"""Where things run: ragged batches, collectives, Ray worker groups, weight transport.
 
 Importing this package does not import Ray; only ``cluster``, ``workers`` and ``weight_transport``'s
 object-store functions need it (``pip install burnish-distributed[ray]``).

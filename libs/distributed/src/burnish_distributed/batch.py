@@ -60,8 +60,8 @@ class RaggedBatch:
     @classmethod
     def from_rows(
         cls,
-        rows: Sequence[Mapping[str, Sequence[Any]]],
-        sequence_columns: Mapping[str, Sequence[Any]] | None = None,
+        rows: Sequence[Mapping[str, Sequence[Any] | Array]],
+        sequence_columns: Mapping[str, Sequence[Any] | Array] | None = None,
     ) -> RaggedBatch:
         """Build a batch from one mapping of equal-length columns per sequence.
 
@@ -70,7 +70,9 @@ class RaggedBatch:
                 row differ in length.
         """
         if not rows:
-            raise ValueError("a batch must hold at least one sequence, got none; skip empty batches")
+            raise ValueError(
+                "a batch must hold at least one sequence, got none; skip empty batches"
+            )
         names = list(rows[0])
         for i, row in enumerate(rows):
             sizes = {name: len(column) for name, column in row.items()}
@@ -80,7 +82,9 @@ class RaggedBatch:
                     f"in row {i}; align them to the tokens before batching"
                 )
         lengths = np.array([len(row[names[0]]) for row in rows], dtype=np.int64)
-        token_columns = {name: np.concatenate([np.asarray(r[name]) for r in rows]) for name in names}
+        token_columns = {
+            name: np.concatenate([np.asarray(r[name]) for r in rows]) for name in names
+        }
         columns = {name: np.asarray(values) for name, values in (sequence_columns or {}).items()}
         return cls(lengths, token_columns, columns)
 

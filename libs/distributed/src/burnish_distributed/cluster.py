@@ -1,4 +1,4 @@
-"""One Ray cluster, local or remote. This is a launcher: the one place that sets Ray's environment."""
+"""One Ray cluster, local or remote. A launcher: the one place that sets Ray's environment."""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ class _Host:
             port = probe.getsockname()[1]
         return ray.util.get_node_ip_address(), port
 
-    def build(self, cls: type, kwargs: Mapping[str, Any], rank_environment: Mapping[str, str]) -> int:
+    def build(
+        self, cls: type, kwargs: Mapping[str, Any], rank_environment: Mapping[str, str]
+    ) -> int:
         os.environ.update(rank_environment)
         self._target = cls(**kwargs)
         return os.getpid()
@@ -89,13 +91,13 @@ class WorkerGroup:
 
         self.name = name or cls.__name__
         self.num_workers = num_workers
-        host = ray.remote(_Host).options(
+        host: Any = ray.remote(_Host).options(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             max_restarts=0,
             runtime_env={"env_vars": dict(environment or {})},
         )
-        self._actors = [host.remote() for _ in range(num_workers)]
+        self._actors: list[Any] = [host.remote() for _ in range(num_workers)]
         try:
             first = self._actors[0].address.remote()
             address, port = self.wait([first], "address", ranks=[0])[0]
@@ -144,9 +146,7 @@ class WorkerGroup:
                 f"per_rank must hold one tuple per worker ({self.num_workers}), "
                 f"got {len(arguments)}"
             )
-        running = [
-            self.submit(rank, method, args, kwargs) for rank, args in enumerate(arguments)
-        ]
+        running = [self.submit(rank, method, args, kwargs) for rank, args in enumerate(arguments)]
         return self.wait(running, method)
 
     def wait(
@@ -181,7 +181,9 @@ def _failure(name: str, rank: int, method: str, error: BaseException) -> str:
     if isinstance(error, ray.exceptions.RayTaskError):
         what = f"raised {type(error.cause).__name__}: {error.cause}"
     else:
-        what = f"died ({type(error).__name__}); look for an out-of-memory kill or a crash in its log"
+        what = (
+            f"died ({type(error).__name__}); look for an out-of-memory kill or a crash in its log"
+        )
     return f"worker {rank} of {name} {what} (in {method})"
 
 

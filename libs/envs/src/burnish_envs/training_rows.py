@@ -12,18 +12,20 @@ def training_rows(groups: Sequence[RolloutGroup]) -> dict[str, list[Any]]:
 
     Columns with one value for each token of the row (prompts and completions of all turns, end to
     end):
-        token_ids: int.
-        token_mask: bool, True on sampled tokens: these are trained. All False where the reward is
-            NaN (a failed rollout teaches nothing and is counted nowhere).
-        sampled_logprobs: float, the log-probs with which the tokens were sampled; 0.0 on others.
+
+    - token_ids: int.
+    - token_mask: bool, True on sampled tokens: these are trained. All False where the reward is
+      NaN (a failed rollout teaches nothing and is counted nowhere).
+    - sampled_logprobs: float, the log-probs with which the tokens were sampled; 0.0 on others.
 
     Columns with one value for each row:
-        reward: float, NaN where the rollout failed.
-        group_id: int.
-        prompt_length: int, tokens before the first sampled one. They are the same in all rows of a
-            group.
-        status: str.
-        weight_version: int, the oldest that sampled any of the row's tokens.
+
+    - reward: float, NaN where the rollout failed.
+    - group_id: int.
+    - prompt_length: int, tokens before the first sampled one. They are the same in all rows of a
+      group.
+    - status: str.
+    - weight_version: int, the oldest that sampled any of the row's tokens.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     return {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
-from burnish_generation.types import Completion, Engine, Sampling
+from burnish_generation.types import Completion, Engine, Sampling, WeightSource
 
 Result = TypeVar("Result")
 
@@ -35,9 +36,7 @@ class Replicas:
         ]
         results = _at_once(
             [
-                lambda engine=engine, start=start, stop=stop: engine.generate(
-                    prompts[start:stop], sampling, seeds[start:stop]
-                )
+                partial(engine.generate, prompts[start:stop], sampling, seeds[start:stop])
                 for engine, start, stop in parts
             ]
         )
@@ -49,13 +48,10 @@ class Replicas:
             )
         return completions
 
-    def update_weights(self, source: Any, weight_version: int) -> int:
+    def update_weights(self, source: WeightSource, weight_version: int) -> int:
         """Update every engine; returns the number of tensors each one loaded."""
         counts = _at_once(
-            [
-                lambda engine=engine: engine.update_weights(source, weight_version)
-                for engine in self.engines
-            ]
+            [partial(engine.update_weights, source, weight_version) for engine in self.engines]
         )
         if len(set(counts)) != 1:
             raise RuntimeError(f"every engine must load the same tensors, got counts {counts}")

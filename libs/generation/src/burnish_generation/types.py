@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import torch
-
-# () -> iterator of (Hugging Face name, tensor), or "package.module:function" of that kind.
-WeightSource = "Callable[[], Iterator[tuple[str, torch.Tensor]]] | str"
+# () -> (Hugging Face name, torch tensor) pairs, or "package.module:function" of that kind.
+WeightSource = Callable[[], Iterable[tuple[str, Any]]] | str
 
 
 @dataclass(frozen=True)
@@ -37,9 +34,7 @@ class Sampling:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(
-                f"temperature must be 0 (greedy) or positive, got {self.temperature}"
-            )
+            raise ValueError(f"temperature must be 0 (greedy) or positive, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
         if self.top_k < 0:
@@ -72,6 +67,6 @@ class Engine(Protocol):
         """One completion per prompt, in prompt order; ``seeds[i]`` drives prompt i's draws."""
         ...
 
-    def update_weights(self, source: Any, weight_version: int) -> int:
+    def update_weights(self, source: WeightSource, weight_version: int) -> int:
         """Load new weights in place; returns the number of tensors loaded."""
         ...

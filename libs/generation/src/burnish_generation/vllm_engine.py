@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from burnish_generation.types import Completion, Sampling
+from burnish_generation.types import Completion, Sampling, WeightSource
 
 
 def engine_environment(num_threads: int) -> dict[str, str]:
@@ -107,8 +107,9 @@ class VllmEngine:
                     f"a prompt must have 1 to {self.max_model_len - 1} tokens (max_model_len "
                     f"{self.max_model_len} less one to generate), got {len(prompt)} in prompt {i}"
                 )
+        inputs: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self._llm.generate(
-            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+            inputs,
             [
                 self._parameters(sampling, seed, self.max_model_len - len(prompt))
                 for prompt, seed in zip(prompts, seeds, strict=True)
@@ -117,7 +118,7 @@ class VllmEngine:
         )
         return [_completion(output.outputs[0], self.weight_version) for output in outputs]
 
-    def update_weights(self, source: Any, weight_version: int) -> int:
+    def update_weights(self, source: WeightSource, weight_version: int) -> int:
         """Load new weights into the running model and forget what the old ones cached.
 
         Args:

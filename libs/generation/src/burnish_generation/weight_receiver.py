@@ -9,6 +9,7 @@ nothing is left to load into.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers import utils as vllm_layer_utils
 from vllm.platforms import current_platform
 
+Source = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
-def _keep_plain_weight(layer: torch.nn.Module, remove_weight: bool = False) -> None:  # noqa: ARG001
+
+def _keep_plain_weight(layer: Any, remove_weight: bool = False) -> None:  # noqa: ARG001
     layer.cpu_linear = torch.nn.functional.linear
 
 
@@ -31,7 +34,7 @@ class WeightReceiver:
     vllm_config: Any
     model_runner: Any
 
-    def receive_weights(self, source: Any) -> int:
+    def receive_weights(self, source: Source | str) -> int:
         """Load ``source()``'s (Hugging Face name, tensor) pairs; returns how many were loaded.
 
         Raises:
@@ -39,7 +42,7 @@ class WeightReceiver:
         """
         given: list[str] = []
 
-        def counted() -> Any:
+        def counted() -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in resolve_source(source)():
                 given.append(name)
                 yield name, tensor
@@ -54,9 +57,10 @@ class WeightReceiver:
         return len(given)
 
 
-def resolve_source(source: Any) -> Any:
+def resolve_source(source: Source | str) -> Source:
     """The callable that ``source`` is or names (``"package.module:function"``)."""
     if callable(source):
         return source
-    module, _, function = str(source).partition(":")
-    return getattr(importlib.import_module(module), function)
+    module, _, function = source.partition(":")
+    resolved: Source = getattr(importlib.import_module(module), function)
+    return resolved

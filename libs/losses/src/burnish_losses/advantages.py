@@ -23,7 +23,7 @@ def group_relative_advantages(
 
     GRPO (Shao et al. 2024, sec. 4.1.2); without the division Dr. GRPO (Liu et al. 2025). The
     deviation is the sample's (n - 1), found in two passes, and is taken as at least
-    `relative_floor` of the group's largest |reward|, so that rounding noise is not blown up.
+    `relative_floor` of the group's largest `|reward|`, so that rounding noise is not blown up.
 
     Args:
         rewards: [N], floating point. One that is not finite counts as masked.
@@ -65,7 +65,7 @@ def groups_with_spread(
     before any shaping: a length penalty would make all-wrong groups look as if they differed.
 
     Arguments, errors: as in `group_relative_advantages`. Rewards differ if their range exceeds
-    `relative_floor` of the group's largest |reward|.
+    `relative_floor` of the group's largest `|reward|`.
 
     Returns:
         [N] bool, alike for all of a group, masked rollouts included.

@@ -15,8 +15,8 @@ def logprob_mismatch(logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor) -
     stale weights, another temperature, another chat template or another attention mask.
 
     Returns:
-        mismatch/mean_abs: mean |d|, nats; mismatch/max_abs: largest |d|;
-        mismatch/mean_ratio: mean exp(|d|), the factor by which probabilities are off (1 is equal).
+        mismatch/mean_abs: mean `|d|`, nats; mismatch/max_abs: largest `|d|`;
+        mismatch/mean_ratio: mean `exp(|d|)`, the factor by which probabilities are off (1 is equal).
     """
     difference = torch.where(mask, logprobs - sampled_logprobs, 0.0).detach().abs()
     return {

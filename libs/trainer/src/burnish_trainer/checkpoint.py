@@ -93,7 +93,9 @@ def load_checkpoint(
         ValueError: if there is no whole checkpoint there, or one of a newer schema.
     """
     state = read_state(directory)
-    weights = {f"model.{name}": tensor for name, tensor in read_weights(directory / "model")}
+    weights: dict[str, Any] = {
+        f"model.{name}": tensor for name, tensor in read_weights(directory / "model")
+    }
     missing = {name for name, _ in model.named_parameters()} ^ set(weights)
     if missing:
         raise ValueError(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from burnish_losses.logprobs import logprobs_from_hidden
 from burnish_packing.torch import ModelBatch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 
 class ScoringModel(nn.Module):
@@ -15,20 +18,21 @@ class ScoringModel(nn.Module):
     positions that score a trained token.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, batch: ModelBatch, temperature: float = 1.0) -> Tensor:
         """Log-probs float32 [M] of ``batch.labels`` [M]."""
-        output = self.model.base_model(
+        decoder: nn.Module = self.model.base_model
+        output = decoder(
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,
             use_cache=False,
             spans=batch.spans,
         )
         hidden = output.last_hidden_state.flatten(0, 1)[batch.score_positions]
-        head = self.model.get_output_embeddings()
+        head: Any = self.model.get_output_embeddings()
         return logprobs_from_hidden(
             hidden, head.weight, batch.labels, temperature=temperature, bias=head.bias
         )
@@ -36,8 +40,7 @@ class ScoringModel(nn.Module):
     def named_weights(self) -> list[tuple[str, Tensor]]:
         """(Hugging Face name, parameter or its shard); tied tensors once."""
         return [
-            (name.removeprefix("model."), parameter)
-            for name, parameter in self.named_parameters()
+            (name.removeprefix("model."), parameter) for name, parameter in self.named_parameters()
         ]
 
     def device(self) -> torch.device:

@@ -186,7 +186,8 @@ class TorchPolicy:
         )
         if gradient_checkpointing:
             model.gradient_checkpointing_enable()
-        scoring = ScoringModel(model.to("cuda" if torch.cuda.is_available() else "cpu"))
+        scoring = ScoringModel(model)
+        scoring.to("cuda" if torch.cuda.is_available() else "cpu")
         shard_parameters(scoring)
         return scoring
 
@@ -198,7 +199,7 @@ class TorchPolicy:
 
 
 def _lay_out(batch: RaggedBatch, layout: str) -> ModelBatch:
-    """One micro-batch as one model call; shared prefixes are stored once where columns name them."""
+    """One micro-batch as one model call; prefixes that columns name are stored once."""
     if batch.num_sequences == 0:
         return empty_batch()
     token_ids = torch.tensor(batch.token_columns["token_ids"], dtype=torch.int64)

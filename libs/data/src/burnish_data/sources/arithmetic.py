@@ -45,12 +45,13 @@ def arithmetic(
     swapped. Training may hold a problem twice, validation does not.
 
     Tasks (the prompt, the answer, and what a level means):
-        max_lines: raw text, four example lines and then `max(12, 45) =`; "45". Level + 1 numbers
-            of two digits.
-        addition_lines: the same with `12 + 45 =`; "57". Two numbers of level + 1 digits.
-        subtraction_lines: the same with `45 - 12 =`; "33", never negative.
-        addition_story: a chat, "Tom has 3 apples and buys 4 more. How many apples does Tom have
-            now?"; "7". Two numbers from 2 to 10 times the level.
+
+    - max_lines: raw text, four example lines and then `max(12, 45) =`; "45". Level + 1 numbers of
+      two digits.
+    - addition_lines: the same with `12 + 45 =`; "57". Two numbers of level + 1 digits.
+    - subtraction_lines: the same with `45 - 12 =`; "33", never negative.
+    - addition_story: a chat, "Tom has 3 apples and buys 4 more. How many apples does Tom have
+      now?"; "7". Two numbers from 2 to 10 times the level.
 
     Args:
         num_problems: rows to return.

@@ -36,10 +36,10 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def _decoder_layers(model: nn.Module) -> list[nn.Module]:
-    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    stacks = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
     if not stacks:
         raise ValueError(
             f"a model to shard must hold its decoder layers in an nn.ModuleList, got none in "
             f"{type(model).__name__}; use a transformers decoder"
         )
-    return list(max(stacks, key=len))
+    return max(stacks, key=len)
