@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 from burnish_converters.model_source import check_model_source
+from burnish_trainer.checkpoint import read_state
+from burnish_trainer.optim import optimizer_class
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from burnish_apps.shell.config import ConfigError, Part, Section
+from burnish_apps.shell.config import ConfigError, Part, Section, argument_problems
 
 
 class Model(Section):
@@ -102,6 +105,14 @@ class GrpoConfig(Section):
             check_model_source(self.model.source)
         except ValueError as error:
             problems.append(f"model.source: {error}")
+        try:
+            names = ["params", "lr", *self.training.optimizer_args]
+            optimizer = optimizer_class(self.training.optimizer)
+            problems += argument_problems(optimizer, names, "training.optimizer_args")
+        except ValueError as error:
+            problems.append(f"training.optimizer: {error}")
+        if self.resume_from is not None:
+            problems += self.resume_problems(Path(self.resume_from))
         prompts, updates = self.rollout.prompts_per_step, self.training.updates_per_step
         if prompts % updates:
             problems.append(
@@ -126,6 +137,19 @@ class GrpoConfig(Section):
             )
         if problems:
             raise ConfigError(list(dict.fromkeys(problems)))
+
+    def resume_problems(self, checkpoint: Path) -> list[str]:
+        """Why the run cannot go on from a checkpoint."""
+        try:
+            done = read_state(checkpoint)["step"]
+        except ValueError as error:
+            return [f"resume_from: {error}"]
+        if done < self.training.num_steps:
+            return []
+        return [
+            f"training.num_steps must exceed the {done} steps of {checkpoint}, got "
+            f"{self.training.num_steps}"
+        ]
 
 
 def available_bytes() -> int:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from burnish_converters.model_source import resolve_model
 from burnish_data import PromptLoader, render_prompt
@@ -24,7 +25,7 @@ from burnish_apps.grpo import stages, workers
 from burnish_apps.grpo.config import GrpoConfig
 from burnish_apps.grpo.preflight import preflight
 from burnish_apps.grpo.report import Report
-from burnish_apps.shell.config import load_config, save_config
+from burnish_apps.shell.config import ConfigError, load_config, save_config
 from burnish_apps.shell.run import EXIT_OK, interruptible, make_run_directory
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -43,8 +44,7 @@ def main(config: GrpoConfig) -> Path:
     """The whole run; returns its directory."""
     model = resolve_model(config.model.source, Path(config.model.cache_dir).expanduser())
     tokenizer = AutoTokenizer.from_pretrained(model)
-    train_rows = config.data.source.make(**config.data.train)
-    validation_rows = config.data.source.make(**config.data.validation)
+    train_rows, validation_rows = load_rows(config)
     preflight(config, model, tokenizer, [*train_rows, *validation_rows])
 
     run_dir = make_run_directory(config.run_dir, config.name)
@@ -111,6 +111,15 @@ def main(config: GrpoConfig) -> Path:
                     )
             output.log(step, metrics | timers.take(), groups)
     return run_dir
+
+
+def load_rows(config: GrpoConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Problems to train on, and held-out ones."""
+    source = config.data.source
+    try:
+        return source.make(**config.data.train), source.make(**config.data.validation)
+    except (ValueError, OSError) as error:
+        raise ConfigError([f"data: {error}"]) from error
 
 
 def training_sampling(config: GrpoConfig) -> Sampling:

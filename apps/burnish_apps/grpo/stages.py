@@ -122,7 +122,8 @@ def update(policy: PolicyGroup, batch: RaggedBatch, config: GrpoConfig) -> dict[
     With a single one the old log-probs are the current ones, and no extra pass is made.
 
     Returns:
-        Metrics: of the only update, or their mean over the updates.
+        Metrics: of the only update, or their mean over the updates; numbers of tokens and sequences
+        are sums, and ``mismatch/*`` is the first update's, made with the weights that sampled.
     """
     training, temperature = config.training, config.rollout.temperature
     loss_fn = partial(
@@ -149,7 +150,14 @@ def update(policy: PolicyGroup, batch: RaggedBatch, config: GrpoConfig) -> dict[
                 mini_batch, plan(mini_batch, config), loss_fn, temperature=temperature
             )
         )
-    return {name: float(np.mean([m[name] for m in metrics])) for name in metrics[0]}
+    return {name: combine(name, [m[name] for m in metrics]) for name in metrics[0]}
+
+
+def combine(name: str, values: Sequence[float]) -> float:
+    """One metric of a step from its updates' values; see `update`."""
+    if name.startswith("mismatch/"):
+        return values[0]
+    return float(np.sum(values) if name.startswith("train/num_") else np.mean(values))
 
 
 def plan(batch: RaggedBatch, config: GrpoConfig) -> Any:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Config = TypeVar("Config", bound=BaseModel)
+
+SECRET_WORDS = ("password", "secret", "api_key", "access_token", "auth_token", "hf_token")
 
 
 class ConfigError(ValueError):
@@ -47,6 +49,11 @@ class Part(Section):
             function = import_object(self.source)
         except ValueError as error:
             return [f"{where}.source: {error}"]
+        if not callable(function):
+            return [
+                f"{where}.source: must name package.module:function, got {self.source!r}, which "
+                f"is a {type(function).__name__}"
+            ]
         return argument_problems(function, [*self.arguments, *given], f"{where}.arguments")
 
     def make(self, **arguments: Any) -> Any:
@@ -65,16 +72,19 @@ def import_object(path: str) -> Any:
         if not colon:
             raise ImportError("there is no colon in it")
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"must name package.module:function, got {path!r} ({error})") from error
 
 
 def argument_problems(function: Callable[..., Any], names: Sequence[str], where: str) -> list[str]:
     """Misspelt and missing keyword arguments of ``function``."""
     parameters = inspect.signature(function).parameters.values()
-    known = [p.name for p in parameters]
-    problems = [f"{where}: {_unknown(name, known)}" for name in names if name not in known]
-    missing = [p.name for p in parameters if p.default is p.empty and p.name not in names]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = [p.name for p in named]
+    unknown = [] if takes_any else [name for name in names if name not in known]
+    problems = [f"{where}: {_unknown(name, known)}" for name in unknown]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in names]
     if missing:
         problems.append(f"{where}: {', '.join(missing)} must be given")
     return problems
@@ -91,10 +101,14 @@ def load_config(
         recipe: a name in that folder, or the path of a YAML file.
         overrides: ``key=value``, with dots for nesting; later ones win.
 
+    A recipe's ``defaults`` are names beside it or in the app's folder, or paths relative to it.
+    ``${key}`` refers to the merged value, or to the model's default of a plain top-level key.
+
     Raises:
         ConfigError: with every violation at once; a misspelt key names its nearest match.
     """
-    merged = _load_recipe(recipes, recipe, ())
+    path = _find_recipe(recipe, Path(), [recipes])
+    merged = OmegaConf.merge(_plain_defaults(config_class), _load_recipe(path, recipes, ()))
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals or not key:
@@ -102,8 +116,10 @@ def load_config(
     try:
         whole = OmegaConf.merge(merged, OmegaConf.from_dotlist(list(overrides)))
         content = OmegaConf.to_container(whole, resolve=True)
-    except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigError([f"the overrides cannot be merged: {error}"]) from error
+    except Exception as error:
+        if not _is_about_content(error):
+            raise
+        raise ConfigError([f"recipe and overrides cannot be merged: {error}"]) from error
     try:
         return config_class.model_validate(content)
     except ValidationError as error:
@@ -115,31 +131,52 @@ def save_config(config: BaseModel, path: Path) -> None:
     path.write_text(OmegaConf.to_yaml(OmegaConf.create(_redact(config.model_dump(mode="json")))))
 
 
-def _load_recipe(recipes: Path, recipe: str, seen: tuple[Path, ...]) -> Any:
-    path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else recipes / f"{recipe}.yaml"
-    if not path.is_file():
-        names = sorted(file.stem for file in recipes.glob("*.yaml"))
+def _find_recipe(recipe: str, beside: Path, folders: Sequence[Path]) -> Path:
+    """The file of a recipe: a path relative to ``beside``, or a name in one of the folders."""
+    if recipe.endswith((".yaml", ".yml")):
+        candidates = [beside / Path(recipe).expanduser()]
+    else:
+        candidates = [folder / f"{recipe}.yaml" for folder in folders]
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        # _ marks a part that recipes share
+        names = sorted({file.stem for folder in folders for file in folder.glob("[!_]*.yaml")})
         raise ConfigError(
             [f"--recipe: {_unknown(recipe, names)}; there are {', '.join(names)}, or give a path"]
         )
+    return found.resolve()
+
+
+def _load_recipe(path: Path, recipes: Path, seen: tuple[Path, ...]) -> Any:
     if path in seen:
         raise ConfigError([f"recipes must not build on themselves, got {path.name} twice"])
     try:
         content = OmegaConf.load(path)
-    except (OmegaConfBaseException, ValueError, OSError) as error:
-        raise ConfigError([f"{path} must be a YAML recipe: {error}"]) from error
     except Exception as error:
-        if type(error).__module__.startswith("yaml"):  # yaml's errors share no importable base
-            raise ConfigError([f"{path} must be a YAML recipe: {error}"]) from error
-        raise
+        if not _is_about_content(error):
+            raise
+        raise ConfigError([f"{path} must be a YAML recipe: {error}"]) from error
     if not isinstance(content, DictConfig):
         raise ConfigError([f"{path} must be a YAML mapping of keys to values"])
-    bases = content.pop("defaults", [])
-    folder = path.parent
+    bases = content.pop("defaults", OmegaConf.create([]))
+    if not isinstance(bases, ListConfig):
+        raise ConfigError([f"{path}: defaults must be a list of recipes, got {bases!r}"])
     merged: Any = OmegaConf.create({})
     for base in bases:
-        merged = OmegaConf.merge(merged, _load_recipe(folder, str(base), (*seen, path)))
+        base_path = _find_recipe(str(base), path.parent, [path.parent, recipes])
+        merged = OmegaConf.merge(merged, _load_recipe(base_path, recipes, (*seen, path)))
     return OmegaConf.merge(merged, content)
+
+
+def _plain_defaults(config_class: type[BaseModel]) -> dict[str, Any]:
+    fields = config_class.model_fields.items()
+    return {k: f.default for k, f in fields if isinstance(f.default, (bool, int, float, str))}
+
+
+def _is_about_content(error: Exception) -> bool:
+    """Whether what was read is at fault. YAML's errors share no base that can be imported here."""
+    known = isinstance(error, (OmegaConfBaseException, ValueError, OSError))
+    return known or type(error).__module__.startswith("yaml")
 
 
 def _explain(config_class: type[BaseModel], error: dict[str, Any]) -> str:
@@ -170,7 +207,11 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 
 def _redact(value: Any, key: str = "") -> Any:
+    """Secrets blanked at any depth, and ``${`` in texts escaped, since it was resolved before."""
+    if value is not None and any(word in key.lower() for word in SECRET_WORDS):
+        return "<redacted>"
     if isinstance(value, Mapping):
         return {k: _redact(v, str(k)) for k, v in value.items()}
-    secret = any(word in key.lower() for word in ("password", "secret", "api_key", "access_token"))
-    return "<redacted>" if secret and value is not None else value
+    if isinstance(value, (list, tuple)):
+        return [_redact(v) for v in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from burnish_apps.shell.config import ConfigError
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_BAD_CONFIG = 2
@@ -48,12 +50,15 @@ def make_run_directory(run_dir: str | None, name: str) -> Path:
     """The given directory, or a new ``runs/<name>-<time>``.
 
     Raises:
-        FileExistsError: if it holds the metrics of an earlier run.
+        ConfigError: if it holds an earlier run, or cannot be made.
     """
     path = Path(run_dir) if run_dir else Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if (path / "metrics.jsonl").exists():
-        raise FileExistsError(
-            f"run_dir must be new, but {path} holds an earlier run; name another or move it away"
+        raise ConfigError(
+            [f"run_dir must be new, but {path} holds an earlier run; name another or move it away"]
         )
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([f"run_dir must be a folder that can be made: {error}"]) from error
     return path

@@ -215,11 +215,10 @@ def _rank_main(rank: int, ranks: Any, checkpoint: str, folder: str, sabotage: bo
 def run_ranks(
     checkpoint: str, folder: Path, ranks: Any, *, sabotage: bool = False
 ) -> tuple[dict[str, float], dict[str, Tensor], np.ndarray]:
-    context = mp.spawn(
-        _rank_main, (ranks, checkpoint, str(folder), sabotage), nprocs=len(ranks), join=False
-    )
-    while not context.join():
-        pass
+    with pytest.MonkeyPatch.context() as patch:
+        # The ranks import this module by the name pytest gave it: its path from the root.
+        patch.syspath_prepend(Path(__file__).parents[3])
+        mp.spawn(_rank_main, (ranks, checkpoint, str(folder), sabotage), nprocs=len(ranks))
     return torch.load(folder / "result.pt", weights_only=False)
 
 

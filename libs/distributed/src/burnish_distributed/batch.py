@@ -76,14 +76,16 @@ class RaggedBatch:
         names = list(rows[0])
         for i, row in enumerate(rows):
             sizes = {name: len(column) for name, column in row.items()}
-            if list(row) != names or len(set(sizes.values())) != 1:
+            if row.keys() != rows[0].keys() or len(set(sizes.values())) != 1:
                 raise ValueError(
                     f"every row must have the columns {names} in equal length, got {sizes} "
                     f"in row {i}; align them to the tokens before batching"
                 )
         lengths = np.array([len(row[names[0]]) for row in rows], dtype=np.int64)
+        # An empty list says nothing of its dtype (NumPy takes float64), so it has no say in it.
+        filled = [row for row, length in zip(rows, lengths, strict=True) if length] or rows[:1]
         token_columns = {
-            name: np.concatenate([np.asarray(r[name]) for r in rows]) for name in names
+            name: np.concatenate([np.asarray(row[name]) for row in filled]) for name in names
         }
         columns = {name: np.asarray(values) for name, values in (sequence_columns or {}).items()}
         return cls(lengths, token_columns, columns)
@@ -108,7 +110,8 @@ class RaggedBatch:
 
     def sequences(self, name: str) -> list[Array]:
         """The token column ``name``, one array per sequence."""
-        return np.split(self.token_columns[name], self.offsets[1:-1])
+        parts = np.split(self.token_columns[name], self.offsets[1:])
+        return parts[:-1]  # the last is what follows the last sequence: nothing
 
 
 def _check_sizes(columns: Mapping[str, Array], expected: int, kind: str, what: str) -> None:

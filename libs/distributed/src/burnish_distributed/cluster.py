@@ -21,7 +21,8 @@ def ray_cluster(
         num_cpus: cores the local cluster offers to actors; defaults to this machine's.
         log_to_driver: print the workers' output here.
 
-    Usage statistics and the dashboard of a local cluster are off.
+    Usage statistics and the dashboard of a local cluster are off. Its ports are open to the
+    network, as Ray's are; who connects must have the token that Ray keeps in the home directory.
 
     Raises:
         ConnectionError: if ``address`` names no reachable cluster.
@@ -33,11 +34,9 @@ def ray_cluster(
     options: dict[str, Any] = {
         "log_to_driver": log_to_driver,
         "logging_level": logging.ERROR,
-        "configure_logging": False,
     }
     if address is None:
         options |= {"address": "local", "num_cpus": num_cpus, "include_dashboard": False}
-        options |= {"_node_ip_address": "127.0.0.1"}  # this machine only, and no network needed
     else:
         options |= {"address": address}
     ray.init(**options)

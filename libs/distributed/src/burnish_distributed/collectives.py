@@ -44,11 +44,15 @@ def all_reduce(tensor: torch.Tensor, operation: str) -> torch.Tensor:
     """Reduce over all ranks with ``"sum"``, ``"max"`` or ``"min"`` (a new tensor).
 
     The input is made contiguous first: gloo returns wrong data silently for other layouts.
+
+    Raises:
+        ValueError: for another operation.
     """
+    if operation not in ("sum", "max", "min"):
+        raise ValueError(f"operation must be 'sum', 'max' or 'min', got {operation!r}")
     result = tensor.detach().clone(memory_format=torch.contiguous_format)
     if dist.is_initialized():
-        operations = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-        dist.all_reduce(result, op=operations[operation])
+        dist.all_reduce(result, op=getattr(dist.ReduceOp, operation.upper()))
     return result
 
 

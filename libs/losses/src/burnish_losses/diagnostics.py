@@ -16,7 +16,7 @@ def logprob_mismatch(logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor) -
 
     Returns:
         mismatch/mean_abs: mean `|d|`, nats; mismatch/max_abs: largest `|d|`;
-        mismatch/mean_ratio: mean `exp(|d|)`, the factor by which probabilities are off (1 is equal).
+        mismatch/mean_ratio: mean `exp(|d|)`, the factor between the probabilities (1 is equal).
     """
     difference = torch.where(mask, logprobs - sampled_logprobs, 0.0).detach().abs()
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,21 +16,27 @@ def build_optimizer(
     learning_rate: float,
     optimizer_args: Mapping[str, Any] | None = None,
 ) -> torch.optim.Optimizer:
-    """An optimizer named by its dotted path (the path is code: it is imported).
-
-    Raises:
-        ValueError: if the path names no optimizer class.
-    """
-    module, _, name = optimizer.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"optimizer must be the dotted path of a class, got {optimizer!r} ({error}); "
-            "for example torch.optim.AdamW"
-        ) from error
+    """An optimizer named by its dotted path; see `optimizer_class`."""
+    cls = optimizer_class(optimizer)
     built: torch.optim.Optimizer = cls(parameters, lr=learning_rate, **(optimizer_args or {}))
     return built
+
+
+def optimizer_class(path: str) -> Callable[..., Any]:
+    """The class that a dotted path names (the path is code: it is imported).
+
+    Raises:
+        ValueError: if it names none.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        cls: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"optimizer must be the dotted path of a class, got {path!r} ({error}); "
+            "for example torch.optim.AdamW"
+        ) from error
+    return cls
 
 
 def warm_up(learning_rate: float, step: int, warmup_steps: int) -> float:

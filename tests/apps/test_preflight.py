@@ -1,0 +1,139 @@
+"""What is checked with model and data at hand, before any process starts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from burnish_apps.grpo import preflight as preflight_module
+from burnish_apps.grpo.config import GrpoConfig
+from burnish_apps.grpo.main import RECIPES
+from burnish_apps.grpo.preflight import kv_bytes, num_parameters, preflight
+from burnish_apps.shell.config import ConfigError, load_config
+from transformers import AutoTokenizer, LlamaConfig
+
+import tiny_task
+
+# 2 layers of q, k, v, o (64 x 64 each), 3 MLP matrices (64 x 128), 2 norms; 300 x 64 embeddings,
+# tied; the last norm.
+NUM_PARAMETERS = 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 300 * 64 + 64
+# 1 block of 128 tokens x (key and value) x 2 layers x 2 heads x 32 x 4 bytes
+SEQUENCE_BYTES = 128 * 2 * 2 * 2 * 32 * 4
+
+Config = Callable[..., GrpoConfig]
+
+
+@pytest.fixture
+def config(tiny_recipe: Path) -> Config:
+    return lambda *overrides: load_config(GrpoConfig, RECIPES, str(tiny_recipe), overrides)
+
+
+@pytest.fixture
+def problems(tiny_model: Path) -> Callable[..., list[str]]:
+    """What preflight says to a config, [] if nothing."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+
+    def check(config: GrpoConfig, rows: list[dict[str, Any]] | None = None) -> list[str]:
+        rows = tiny_task.rows(3, seed=0) if rows is None else rows
+        try:
+            preflight(config, tiny_model, tokenizer, rows)
+        except ConfigError as error:
+            return error.problems
+        return []
+
+    return check
+
+
+Problems = Callable[..., list[str]]
+
+
+def test_kv_bytes_by_hand() -> None:
+    model = LlamaConfig(
+        hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3
+    )
+    # SmolLM2-135M: head_dim 576 / 9 = 64; 2 x 30 x 3 x 64 = 11520 numbers a token
+    assert kv_bytes(model, 1, 4) == 128 * 11520 * 4
+    assert kv_bytes(model, 128, 4) == 128 * 11520 * 4
+    assert kv_bytes(model, 129, 2) == 256 * 11520 * 2
+    model = LlamaConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    assert kv_bytes(model, 100, 4) == 128 * 2 * 2 * 2 * 16 * 4
+
+
+def test_num_parameters_by_hand(tiny_model: Path) -> None:
+    assert num_parameters(tiny_model) == NUM_PARAMETERS
+
+
+def test_a_good_config_passes(config: Config, problems: Problems) -> None:
+    assert problems(config()) == []
+
+
+def test_a_prompt_that_leaves_no_room_names_its_row(config: Config, problems: Problems) -> None:
+    rows = [
+        {"id": "short", "prompt": "x"},
+        {"id": "long", "prompt": "#" * 121},
+        {"id": "longest", "prompt": "#" * 122},
+    ]
+    (problem,) = problems(config(), rows)
+    assert "at most 120 tokens" in problem
+    assert "2 of 3 have more, 122 in row longest" in problem
+    assert problems(config(), [{"prompt": "#" * 120}]) == []
+    (problem,) = problems(config(), [{"prompt": "x"}, {"prompt": "#" * 121}])
+    assert "121 in row 1" in problem
+
+
+def test_a_context_that_the_model_was_not_made_for(config: Config, problems: Problems) -> None:
+    longest = config("engine.max_model_len=256")
+    assert problems(longest) == []
+    (problem,) = problems(config("engine.max_model_len=257"))
+    assert "at most the model's 256, got 257" in problem
+
+
+def test_a_cache_that_holds_no_sequence(config: Config, problems: Problems) -> None:
+    assert problems(config(f"engine.kv_cache_bytes={SEQUENCE_BYTES}")) == []
+    (problem,) = problems(config(f"engine.kv_cache_bytes={SEQUENCE_BYTES - 1}"))
+    assert f"{SEQUENCE_BYTES} bytes, got {SEQUENCE_BYTES - 1}" in problem
+    (problem,) = problems(config("engine.kv_cache_bytes=null"))
+    assert "must be given for an engine on a CPU" in problem
+    assert str(SEQUENCE_BYTES) in problem
+
+
+@pytest.mark.parametrize(
+    ("overrides", "engines", "copies"),
+    [
+        ((), 1, 4),  # weights, gradient, two moments
+        (("training.kl_coefficient=0.1",), 1, 5),  # and the reference
+        (("engine.num_engines=3",), 3, 4),
+    ],
+)
+def test_too_little_memory(
+    config: Config,
+    problems: Problems,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: tuple[str, ...],
+    engines: int,
+    copies: int,
+) -> None:
+    needed = engines * (NUM_PARAMETERS * 4 + 16_000_000) + copies * NUM_PARAMETERS * 4
+    monkeypatch.setattr(preflight_module, "available_bytes", lambda: needed)
+    assert problems(config(*overrides)) == []
+    monkeypatch.setattr(preflight_module, "available_bytes", lambda: needed - 1)
+    (problem,) = problems(config(*overrides))
+    assert "must fit this machine's free memory" in problem
+
+
+def test_memory_of_other_machines_is_not_judged(
+    config: Config, problems: Problems, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight_module, "available_bytes", lambda: 0)
+    assert problems(config("ray_address=127.0.0.1:6379")) == []
+
+
+def test_lengths_and_memory_are_told_at_once(config: Config, problems: Problems) -> None:
+    found = problems(config("engine.kv_cache_bytes=1"), [{"prompt": "#" * 200}])
+    assert len(found) == 2
