@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from burnish_apps.grpo.config import GrpoConfig
-from burnish_apps.grpo.main import RECIPES
+from burnish_apps.grpo.main import RECIPES, load_rows
 from burnish_apps.shell.config import ConfigError, load_config, save_config
 
 Write = Callable[..., Path]
@@ -224,9 +224,7 @@ class TestDottedPaths:
 
     def test_a_misspelt_argument_names_the_nearest(self, tiny_recipe: Path) -> None:
         problems = refused(tiny_recipe, "environment.arguments.pause_z=1")
-        assert problems == [
-            "environment.arguments: unknown 'pause_z'; did you mean 'pause_s'?"
-        ]
+        assert problems == ["environment.arguments: unknown 'pause_z'; did you mean 'pause_s'?"]
 
     def test_an_argument_without_a_value(
         self, write_recipe: Write, recipe_content: dict[str, Any]
@@ -273,6 +271,46 @@ class TestContradictions:
         (problem,) = refused(tiny_recipe, f"model.source={source}")
         assert problem.startswith("model.source: ")
         assert repr(source) in problem
+
+    @pytest.mark.parametrize(
+        ("override", "start", "message"),
+        [
+            ("optimizer=torch.optim.Adamm", "training.optimizer:", "torch.optim.Adamm"),
+            ("optimizer_args.weight_deca=0", "training.optimizer_args:", "'weight_decay'"),
+        ],
+    )
+    def test_an_optimizer_that_cannot_be_made(
+        self, tiny_recipe: Path, override: str, start: str, message: str
+    ) -> None:
+        (problem,) = refused(tiny_recipe, f"training.{override}")
+        assert problem.startswith(start)
+        assert message in problem
+
+    @pytest.mark.parametrize("part", ["train", "validation"])
+    def test_no_data(self, tiny_recipe: Path, part: str) -> None:
+        with pytest.raises(ConfigError, match="data must hold problems of both kinds, got"):
+            load_rows(load(tiny_recipe, f"data.{part}.num_problems=0"))
+
+    def test_data_that_is_not_there(
+        self, write_recipe: Write, recipe_content: dict[str, Any]
+    ) -> None:
+        recipe_content["data"] = {
+            "source": {"source": "burnish_data.sources.gsm8k:gsm8k"},
+            "train": {"source": "/nowhere.jsonl", "split": "train"},
+            "validation": {"source": "bundled", "split": "test"},
+        }
+        config = load(write_recipe(recipe_content))
+        config.check()
+        with pytest.raises(ConfigError, match=r"data: .*/nowhere.jsonl"):
+            load_rows(config)
+
+    def test_nothing_left_to_do_after_resuming(self, tiny_recipe: Path, tmp_path: Path) -> None:
+        path = tmp_path / "step_000003"
+        path.mkdir()
+        (path / "state.json").write_text('{"schema_version": 1, "step": 3}')
+        (problem,) = refused(tiny_recipe, f"resume_from={path}")
+        assert "training.num_steps must exceed the 3 steps of" in problem
+        load(tiny_recipe, f"resume_from={path}", "training.num_steps=4").check()
 
     def test_a_checkpoint_to_resume_from_that_is_none(
         self, tiny_recipe: Path, tmp_path: Path

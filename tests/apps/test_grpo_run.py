@@ -15,10 +15,9 @@ import pytest
 import torch
 from burnish_tracking import read_metrics
 from burnish_trainer.checkpoint import latest_checkpoint, read_state
+from processes import BURNISH, HERE, Run
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from processes import BURNISH, HERE, Run
 
 START_S = 300  # Ray, the policy and vLLM, on a busy machine
 END_S = 30  # from a signal to the last process
@@ -129,14 +128,18 @@ def check_trained_step(metrics: dict[str, Any], version: int) -> None:
 def check_files(run_dir: Path) -> None:
     assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((run_dir / "tensorboard").glob("events.out.tfevents.*"))
-    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").open()]
+    samples = read_samples(run_dir)
     assert len(samples) == 4 + 3 * 16
     assert all(sample["status"] == "ok" for sample in samples)
 
 
+def read_samples(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+
+
 def rows_of(run_dir: Path, step: int) -> list[str]:
     """The problems of a step."""
-    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").open()]
+    samples = read_samples(run_dir)
     return [s["row"] for s in samples if s["step"] == step and s["index"] == 0]
 
 
@@ -179,8 +182,7 @@ def test_sigterm_after_an_environment_failed(
     assert second["rollout/failed"] == 0
     assert second["rollout/weight_version"] == 0
     assert float(second["reward/mean"]) > 0
-    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").open()]
-    failed = [sample for sample in samples if sample["step"] == 1]
+    failed = [sample for sample in read_samples(tmp_path / "run") if sample["step"] == 1]
     assert [(s["status"], s["reward"]) for s in failed] == [("error", None)] * 16
 
 
@@ -208,9 +210,7 @@ def assert_ended(run: Run, code: int) -> None:
     assert "gcs_server" in seen
 
 
-def test_a_lost_weight_update_ends_the_run(
-    tiny_recipe: Path, tmp_path: Path, start: Start
-) -> None:
+def test_a_lost_weight_update_ends_the_run(tiny_recipe: Path, tmp_path: Path, start: Start) -> None:
     run = start(tiny_recipe, "training.learning_rate=0.01", patch="lose_weights")
     assert run.wait(START_S) == 1
     assert "engine and trainer must give sampled tokens the same log-probs" in run.stderr

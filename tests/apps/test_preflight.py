@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_task
 from burnish_apps.grpo import preflight as preflight_module
 from burnish_apps.grpo.config import GrpoConfig
 from burnish_apps.grpo.main import RECIPES
 from burnish_apps.grpo.preflight import kv_bytes, num_parameters, preflight
 from burnish_apps.shell.config import ConfigError, load_config
 from transformers import AutoTokenizer, LlamaConfig
-
-import tiny_task
 
 # 2 layers of q, k, v, o (64 x 64 each), 3 MLP matrices (64 x 128), 2 norms; 300 x 64 embeddings,
 # tied; the last norm.

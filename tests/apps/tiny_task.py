@@ -1,4 +1,4 @@
-"""A task for a random model: recipes name it as ``tiny_task:rows`` and ``tiny_task:even_tokens``."""
+"""A task for a random model; recipes name ``tiny_task:rows`` and ``tiny_task:even_tokens``."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,9 @@ class EvenTokens:
         time.sleep(self._pause_s)
         if self._calls == self._fail_on_call:
             raise OSError("the world is out of order")
-        return [StepResult(share_even(rollout.turns[-1].token_ids), done=True) for rollout in rollouts]
+        return [
+            StepResult(share_even(rollout.turns[-1].token_ids), done=True) for rollout in rollouts
+        ]
 
 
 @contextmanager

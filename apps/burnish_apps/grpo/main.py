@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import rich
 from burnish_converters.model_source import resolve_model
 from burnish_data import PromptLoader, render_prompt
 from burnish_distributed.cluster import ray_cluster
@@ -26,7 +27,13 @@ from burnish_apps.grpo.config import GrpoConfig
 from burnish_apps.grpo.preflight import preflight
 from burnish_apps.grpo.report import Report
 from burnish_apps.shell.config import ConfigError, load_config, save_config
-from burnish_apps.shell.run import EXIT_OK, interruptible, make_run_directory
+from burnish_apps.shell.run import (
+    EXIT_OK,
+    interrupted_after,
+    interruptible,
+    make_run_directory,
+    no_process_left,
+)
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -35,13 +42,14 @@ def run(recipe: str, overrides: Sequence[str]) -> int:
     """Load the recipe, check it, and train; returns the exit code."""
     config = load_config(GrpoConfig, RECIPES, recipe, overrides)
     config.check()
-    with interruptible():
+    with interruptible(), no_process_left():
         main(config)
     return EXIT_OK
 
 
 def main(config: GrpoConfig) -> Path:
     """The whole run; returns its directory."""
+    rich.print(f"model: {config.model.source} (fetched the first time)")
     model = resolve_model(config.model.source, Path(config.model.cache_dir).expanduser())
     tokenizer = AutoTokenizer.from_pretrained(model)
     train_rows, validation_rows = load_rows(config)
@@ -59,7 +67,8 @@ def main(config: GrpoConfig) -> Path:
         output.say(f"run directory: {run_dir}")
         output.say("starting the policy and the engine, about a minute")
         environment = stack.enter_context(config.environment.make())
-        stack.enter_context(ray_cluster(config.ray_address, num_cpus=workers.num_cpus(config)))
+        with interrupted_after():  # a half-started Ray does not end cleanly
+            stack.enter_context(ray_cluster(config.ray_address, num_cpus=workers.num_cpus(config)))
         policy, engines = workers.start(config, str(model))
 
         done, weight_version = 0, 0
@@ -117,9 +126,13 @@ def load_rows(config: GrpoConfig) -> tuple[list[dict[str, Any]], list[dict[str, 
     """Problems to train on, and held-out ones."""
     source = config.data.source
     try:
-        return source.make(**config.data.train), source.make(**config.data.validation)
+        train, validation = source.make(**config.data.train), source.make(**config.data.validation)
     except (ValueError, OSError) as error:
         raise ConfigError([f"data: {error}"]) from error
+    if not train or not validation:
+        found = f"{len(train)} to train on and {len(validation)} held out"
+        raise ConfigError([f"data must hold problems of both kinds, got {found}"])
+    return train, validation
 
 
 def training_sampling(config: GrpoConfig) -> Sampling:

@@ -136,10 +136,8 @@ def sample_line(rollout: Rollout) -> str:
     turn = rollout.turns[-1]
     prompt = rollout.row["prompt"]
     text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-    return (
-        f"{text[-SAMPLE_CHARACTERS:].splitlines()[-1]!r} -> {turn.text[:SAMPLE_CHARACTERS]!r} "
-        f"(reward {rollout.reward:g})"
-    )
+    last_line = (text[-SAMPLE_CHARACTERS:].splitlines() or [""])[-1]
+    return f"{last_line!r} -> {turn.text[:SAMPLE_CHARACTERS]!r} (reward {rollout.reward:g})"
 
 
 def sample_record(step: int, rollout: Rollout) -> dict[str, object]:

@@ -1,19 +1,26 @@
-"""The run directory and signals."""
+"""The run directory, signals, and the end of all processes."""
 
 from __future__ import annotations
 
+import ctypes
 import signal
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+
+import psutil
 
 from burnish_apps.shell.config import ConfigError
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_BAD_CONFIG = 2
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM)
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Interrupted(KeyboardInterrupt):
@@ -31,19 +38,82 @@ def interruptible() -> Iterator[None]:
     After the first one, more are ignored until the block is left, so that what takes processes
     down is not itself cut short.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    before = {number: signal.signal(number, _interrupt) for number in CAUGHT}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupted_after() -> Iterator[None]:
+    """Within `interruptible`: what cannot be cut short. A signal raises after the block.
+
+    A second one raises at once. Handlers that a library installs within the block (Ray does, for
+    SIGTERM) do not outlast it.
+    """
+    if signal.getsignal(signal.SIGINT) is not _interrupt:  # signals are someone else's business
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            _interrupt(number, frame)
+
+    for number in CAUGHT:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number in CAUGHT if len(came) < 2 else ():
+            signal.signal(number, _interrupt)
+    if came:
+        _interrupt(came[0], None)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    for each in CAUGHT:
+        signal.signal(each, signal.SIG_IGN)
+    raise Interrupted(number)
+
+
+@contextmanager
+def no_process_left(grace_s: float = 3.0) -> Iterator[None]:
+    """Whatever was started within the block, at any depth, has ended after it.
+
+    On Linux also what lost its parent: it becomes a child of this process. What has not ended by
+    itself ``grace_s`` seconds after the block is killed.
+    """
+    _adopt_orphans(True)
+    before = set(_living_descendants())
+    try:
+        yield
+    finally:
+        end_s = time.monotonic() + grace_s
+        while left := set(_living_descendants()) - before:
+            if time.monotonic() > end_s:
+                for process in left:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+            time.sleep(0.05)
+        _adopt_orphans(False)
+
+
+def _adopt_orphans(adopt: bool) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
+
+
+def _living_descendants() -> list[psutil.Process]:
+    living = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+    return living
 
 
 def make_run_directory(run_dir: str | None, name: str) -> Path:

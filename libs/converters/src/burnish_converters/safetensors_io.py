@@ -28,17 +28,16 @@ INDEX = "model.safetensors.index.json"
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) pairs of all ``*.safetensors`` in a checkpoint folder, mapped from disk.
+    """(name, tensor) pairs of a checkpoint folder, mapped from disk.
+
+    They are those of the files that its index names, else of ``model.safetensors``, else of all
+    ``*.safetensors``: some checkpoints hold the same weights a second time under other names.
 
     Raises:
-        ValueError: if there are none, or a file is truncated or not safetensors; it is named.
+        ValueError: if there are none, or a file is missing, truncated or not safetensors; it is
+            named.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError(
-            f"a checkpoint folder must hold *.safetensors files, got none in {folder}; convert it"
-        )
-    for path in files:
+    for path in _weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
@@ -47,6 +46,24 @@ def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
             raise ValueError(
                 f"{path} must be a whole safetensors file, got: {error}; fetch or write it again"
             ) from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        names = {*json.loads((folder / INDEX).read_text())["weight_map"].values()}
+        files = [folder / name for name in sorted(names)]
+    elif (folder / "model.safetensors").is_file():
+        files = [folder / "model.safetensors"]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(
+            f"a checkpoint folder must hold *.safetensors files, got none in {folder}; convert it"
+        )
+    for path in files:
+        if not path.is_file():
+            raise ValueError(f"{path} must exist, {INDEX} beside it names it; fetch it again")
+    return files
 
 
 def write_checkpoint(
@@ -100,11 +117,16 @@ def _shards(
 ) -> Iterator[dict[str, torch.Tensor]]:
     shard: dict[str, torch.Tensor] = {}
     size_bytes = 0
+    memory: set[int] = set()
     for name, tensor in weights:
         if shard and size_bytes + tensor.nbytes > max_shard_bytes:
             yield shard
-            shard, size_bytes = {}, 0
-        shard[name] = tensor.detach().cpu().contiguous()
+            shard, size_bytes, memory = {}, 0, set()
+        plain = tensor.detach().cpu().contiguous()
+        if plain.untyped_storage().data_ptr() in memory:  # save_file refuses shared memory
+            plain = plain.clone()
+        memory.add(plain.untyped_storage().data_ptr())
+        shard[name] = plain
         size_bytes += tensor.nbytes
     if shard:
         yield shard

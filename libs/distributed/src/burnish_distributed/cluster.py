@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,7 @@ def ray_cluster(
     Raises:
         ConnectionError: if ``address`` names no reachable cluster.
     """
+    _check_reachable(address)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
@@ -44,3 +46,17 @@ def ray_cluster(
         yield
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Whether someone listens at ``host:port``; Ray itself tries for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"address must be that of a running Ray cluster, got {address} ({error}); start one "
+            "there with `ray start --head`"
+        ) from error

@@ -7,8 +7,10 @@ called from the driver. The same class runs under torchrun, or in the driver, un
 from __future__ import annotations
 
 import os
+import pickle
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -35,11 +37,26 @@ class _Host:
         self, cls: type, kwargs: Mapping[str, Any], rank_environment: Mapping[str, str]
     ) -> int:
         os.environ.update(rank_environment)
-        self._target = cls(**kwargs)
+        with _portable_errors():
+            self._target = cls(**kwargs)
         return os.getpid()
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return getattr(self._target, method)(*args, **kwargs)
+        with _portable_errors():
+            return getattr(self._target, method)(*args, **kwargs)
+
+
+@contextmanager
+def _portable_errors() -> Iterator[None]:
+    """Exceptions that would not survive pickling leave as RuntimeErrors of the same text."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # noqa: BLE001  (whatever their own constructors and state raise)
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+        raise
 
 
 class Worker:
@@ -180,6 +197,8 @@ def _failure(name: str, rank: int, method: str, error: BaseException) -> str:
 
     if isinstance(error, ray.exceptions.RayTaskError):
         what = f"raised {type(error.cause).__name__}: {error.cause}"
+    elif not isinstance(error, ray.exceptions.RayActorError):
+        what = f"gave no result, {type(error).__name__}: {str(error)[-1000:]}"
     else:
         what = (
             f"died ({type(error).__name__}); look for an out-of-memory kill or a crash in its log"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TypeVar
 
@@ -27,7 +27,14 @@ class Replicas:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Completion]:
-        """One completion per prompt, in prompt order, whichever engine made it."""
+        """One completion per prompt, in prompt order, whichever engine made it.
+
+        Raises:
+            ValueError: if the numbers of prompts and seeds differ.
+            RuntimeError: if an engine does not return one completion per prompt.
+        """
+        if len(prompts) != len(seeds):
+            raise ValueError(f"one seed per prompt: got {len(prompts)} prompts, {len(seeds)} seeds")
         bounds = [len(prompts) * i // len(self.engines) for i in range(len(self.engines) + 1)]
         parts = [
             (engine, start, stop)
@@ -40,13 +47,13 @@ class Replicas:
                 for engine, start, stop in parts
             ]
         )
-        completions = [completion for result in results for completion in result]
-        if len(completions) != len(prompts):
-            raise RuntimeError(
-                f"engines must return one completion per prompt, got {len(completions)} for "
-                f"{len(prompts)} prompts"
-            )
-        return completions
+        for (_, start, stop), result in zip(parts, results, strict=True):
+            if len(result) != stop - start:
+                raise RuntimeError(
+                    f"engines must return one completion per prompt, got {len(result)} for "
+                    f"{stop - start} prompts"
+                )
+        return [completion for result in results for completion in result]
 
     def update_weights(self, source: WeightSource, weight_version: int) -> int:
         """Update every engine; returns the number of tensors each one loaded."""
@@ -59,11 +66,15 @@ class Replicas:
 
 
 def _at_once(calls: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Run blocking calls in threads; results in order, the first failure raised."""
+    """Run blocking calls in threads; results in order, the first failure raised at once."""
     if len(calls) <= 1:
         return [call() for call in calls]
     pool = ThreadPoolExecutor(max_workers=len(calls))
     try:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
+        futures = [pool.submit(call) for call in calls]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        return [future.result() for future in futures]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the engines

@@ -1,0 +1,286 @@
+"""A policy on Ray workers: the same training as in one process, whatever the number of ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from burnish_converters import read_weights
+from burnish_distributed import RaggedBatch, rank
+from burnish_distributed.cluster import ray_cluster
+from burnish_distributed.weight_transport import get_weights
+from burnish_distributed.workers import WorkerError
+from burnish_losses.reduce import LossOutput, Metric, Term, masked_sum
+from burnish_packing import plan_micro_batches
+from burnish_trainer import TorchPolicy, latest_checkpoint
+from burnish_trainer.policy_group import Plan, PolicyGroup
+from ray import cloudpickle
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+# Workers cannot import a module that pytest imported by path, so its functions travel as code.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Run = tuple[dict[str, float], dict[str, Tensor]]
+
+
+@dataclass
+class HandMade:
+    """A plan as `Plan` wants it."""
+
+    ranks: list[list[tuple[int, ...]]]
+    mode: str = "packed"
+
+
+def weighted_nll(logprobs: Tensor, columns: Mapping[str, Tensor]) -> LossOutput:
+    total = masked_sum(-logprobs * columns["advantages"], columns["token_mask"])
+    return LossOutput((Term(total, "tokens"),), {"nll": Metric(total.detach(), "tokens", "mean")})
+
+
+def one_token_lost_on_the_last_rank(logprobs: Tensor, columns: Mapping[str, Tensor]) -> LossOutput:
+    mask = columns["token_mask"].clone()
+    mask[-1] = mask[-1] & (rank() == 0)
+    return weighted_nll(logprobs, {**columns, "token_mask": mask})
+
+
+def recorded_batch() -> RaggedBatch:
+    """Two prompts with three completions each, and one sequence on its own."""
+    generator = np.random.default_rng(0)
+    rows, ids, prefix = [], [], []
+    for group, (num_prompt, completions) in enumerate([(7, (4, 9, 2)), (11, (3, 3, 8))]):
+        prompt = generator.integers(0, 97, num_prompt)
+        for length in completions:
+            rows.append((prompt, generator.integers(0, 97, length)))
+            ids.append(group)
+            prefix.append(num_prompt)
+    rows.append((generator.integers(0, 97, 5), generator.integers(0, 97, 6)))
+    return RaggedBatch.from_rows(
+        [
+            {
+                "token_ids": np.concatenate([prompt, completion]),
+                "token_mask": np.arange(len(prompt) + len(completion)) >= len(prompt),
+                "advantages": generator.normal(size=len(prompt) + len(completion)).astype("f4"),
+            }
+            for prompt, completion in rows
+        ],
+        {"prefix_ids": [*ids, -1], "prefix_lengths": [*prefix, 0]},
+    )
+
+
+def plan_for(batch: RaggedBatch, num_ranks: int, max_tokens: int) -> Plan:
+    columns = batch.sequence_columns
+    return plan_micro_batches(
+        batch.lengths,
+        max_tokens=max_tokens,
+        num_ranks=num_ranks,
+        prefix_ids=columns["prefix_ids"],
+        prefix_lengths=columns["prefix_lengths"],
+    )
+
+
+POLICY: dict[str, Any] = {
+    "learning_rate": 0.1,
+    "optimizer": "torch.optim.SGD",
+    "max_grad_norm": 1e9,
+    "reference": True,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        initializer_range=0.1,
+        tie_word_embeddings=True,
+    )
+    folder = tmp_path_factory.mktemp("llama")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: str) -> TorchPolicy:
+    """The same policy in this process, before any step."""
+    return TorchPolicy(checkpoint, **POLICY)
+
+
+ALL = [(0, 1, 2, 3, 4, 5, 6)]
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: str) -> Run:
+    """Three steps in this process, without shared prefixes."""
+    batch = recorded_batch()
+    plain = RaggedBatch(batch.lengths, batch.token_columns)
+    policy = TorchPolicy(checkpoint, **POLICY)
+    metrics = [policy.train_step(plain, ALL, weighted_nll) for _ in range(3)]
+    return metrics[0], {name: tensor.clone() for name, tensor in policy.named_weights()}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with ray_cluster(num_cpus=2):
+        yield
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+def started(
+    request: pytest.FixtureRequest, cluster: None, checkpoint: str, tmp_path_factory: Any
+) -> Iterator[tuple[PolicyGroup, Path]]:
+    group = PolicyGroup(
+        POLICY | {"model": checkpoint},
+        num_ranks=request.param,
+        environment={"OMP_NUM_THREADS": "1"},
+        num_cpus=0.1,
+    )
+    start = tmp_path_factory.mktemp("start") / "step_000000"
+    group.save(start, {"step": 0})
+    yield group, start
+    group.close()
+
+
+@pytest.fixture
+def group(started: tuple[PolicyGroup, Path]) -> PolicyGroup:
+    """The group, back at its first weights."""
+    policy_group, start = started
+    assert policy_group.load(start)["step"] == 0
+    return policy_group
+
+
+def three_steps(group: PolicyGroup, plan: Plan, loss_fn: Any = weighted_nll) -> Run:
+    metrics = [group.train_step(recorded_batch(), plan, loss_fn) for _ in range(3)]
+    return metrics[0], dict(get_weights(group.publish_weights()))
+
+
+def assert_equal_run(got: Run, expected: Run, start: Mapping[str, Tensor]) -> None:
+    """Loss, norm and metrics to 1e-5; weights to 1e-5 of the way moved, and three roundings."""
+    assert got[0] == pytest.approx(expected[0], rel=1e-5)
+    assert got[1].keys() == expected[1].keys()
+    for name, tensor in expected[1].items():
+        moved = (tensor - start[name]).abs().max()
+        rounding = 3 * torch.finfo(torch.float32).eps * tensor.abs().max()
+        assert (got[1][name] - tensor).abs().max() <= 1e-5 * moved + rounding, name
+
+
+@pytest.mark.parametrize("max_tokens", [20, 64])
+def test_any_number_of_ranks_trains_as_one_process(
+    group: PolicyGroup, alone: TorchPolicy, expected: Run, max_tokens: int
+) -> None:
+    plan = plan_for(recorded_batch(), group.num_ranks, max_tokens)
+    assert len(plan.ranks) == group.num_ranks
+    got = three_steps(group, plan)
+    assert_equal_run(got, expected, dict(alone.named_weights()))
+    assert (got[0]["train/num_tokens"], got[0]["train/num_sequences"]) == (35, 7)
+
+
+def test_a_rank_with_an_empty_slot_trains_with_the_others(
+    group: PolicyGroup, alone: TorchPolicy, expected: Run
+) -> None:
+    ranks = [[(), *ALL], [(), ()]] if group.num_ranks == 2 else [[(), (2, 0, 1), (6, 3, 5, 4)]]
+    got = three_steps(group, HandMade(ranks))
+    assert_equal_run(got, expected, dict(alone.named_weights()))
+
+
+def test_a_gradient_that_is_wrong_on_one_rank_is_noticed(
+    group: PolicyGroup, alone: TorchPolicy, expected: Run
+) -> None:
+    plan = plan_for(recorded_batch(), group.num_ranks, 64)
+    got = three_steps(group, plan, one_token_lost_on_the_last_rank)
+    if group.num_ranks == 1:  # there is no last rank to lose it: the loss function is sound
+        assert_equal_run(got, expected, dict(alone.named_weights()))
+        return
+    with pytest.raises(AssertionError):
+        assert_equal_run(got, expected, dict(alone.named_weights()))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_come_back_in_the_order_of_the_batch(
+    group: PolicyGroup, alone: TorchPolicy, temperature: float
+) -> None:
+    batch = recorded_batch()
+    expected = alone.logprobs(batch, ALL, temperature=temperature)
+    plans = [
+        plan_for(batch, group.num_ranks, 20),
+        HandMade([[(6, 2), (5,)], [(0, 4), (3, 1)]][: group.num_ranks])
+        if group.num_ranks == 2
+        else HandMade([[(6, 2), (5, 0, 4), (3, 1)]]),
+    ]
+    for plan in plans:
+        got = group.logprobs(batch, plan, temperature=temperature)
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+        assert ((got != 0) == batch.token_columns["token_mask"]).all()
+
+
+def test_the_reference_stays_while_the_policy_moves(group: PolicyGroup, alone: TorchPolicy) -> None:
+    batch = recorded_batch()
+    plan = plan_for(batch, group.num_ranks, 64)
+    group.train_step(batch, plan, weighted_nll)
+    before = alone.logprobs(batch, ALL)
+    np.testing.assert_allclose(group.reference_logprobs(batch, plan), before, atol=1e-5)
+    assert np.abs(group.logprobs(batch, plan) - before).max() > 1e-3
+
+
+def test_published_weights_are_the_saved_ones_bit_for_bit(
+    group: PolicyGroup, tmp_path: Path
+) -> None:
+    batch = recorded_batch()
+    group.train_step(batch, plan_for(batch, group.num_ranks, 64), weighted_nll)
+    published = dict(get_weights(group.publish_weights()))
+    group.save(tmp_path / "step_000001", {"step": 1})
+    saved = dict(read_weights(tmp_path / "step_000001" / "model"))
+    assert published.keys() == saved.keys()
+    assert all(torch.equal(published[name], saved[name]) for name in saved)
+
+
+def test_a_checkpoint_brings_everything_back(group: PolicyGroup, tmp_path: Path) -> None:
+    batch = recorded_batch()
+    plan = plan_for(batch, group.num_ranks, 64)
+    group.train_step(batch, plan, weighted_nll)
+    group.save(tmp_path / "step_000001", {"step": 1, "data": {"position": 8}})
+    continued = three_steps(group, plan)
+    state = group.load(tmp_path / "step_000001")
+    assert (state["step"], state["data"]) == (1, {"position": 8})
+    resumed = three_steps(group, plan)
+    assert resumed[0] == continued[0]
+    assert all(torch.equal(resumed[1][name], continued[1][name]) for name in continued[1])
+
+
+def test_only_the_latest_checkpoints_are_kept(group: PolicyGroup, tmp_path: Path) -> None:
+    for step in (1, 2, 9, 10):
+        group.save(tmp_path / f"step_{step}", {"step": step}, keep=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"step_9", "step_10"}
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_10"
+
+
+def test_a_non_finite_gradient_is_told_and_harms_nothing(
+    group: PolicyGroup, alone: TorchPolicy, expected: Run
+) -> None:
+    batch = recorded_batch()
+    plan = plan_for(batch, group.num_ranks, 64)
+    bad = np.where(np.arange(batch.num_tokens) == 8, np.nan, batch.token_columns["advantages"])
+    assert batch.token_columns["token_mask"][8]
+    with pytest.raises(WorkerError, match="of policy raised NonFiniteGradientError: gradients"):
+        group.train_step(batch.with_token_column("advantages", bad), plan, weighted_nll)
+    got = three_steps(group, plan)
+    assert_equal_run(got, expected, dict(alone.named_weights()))
+
+
+def test_a_plan_of_another_batch_or_other_ranks_is_refused(group: PolicyGroup) -> None:
+    batch = recorded_batch()
+    with pytest.raises(ValueError, match="each of the 6 sequences exactly once"):
+        group.logprobs(batch.select(range(6)), plan_for(batch, group.num_ranks, 64))
+    with pytest.raises(ValueError, match=rf"one tuple per worker \({group.num_ranks}\), got 3"):
+        group.train_step(batch, plan_for(batch, 3, 64), weighted_nll)

@@ -1,0 +1,40 @@
+"""Every recipe that is shipped can run, as far as that can be told without its model."""
+
+from __future__ import annotations
+
+import pytest
+from burnish_apps.grpo.config import GrpoConfig
+from burnish_apps.grpo.main import RECIPES, load_rows
+from burnish_apps.shell.config import load_config
+
+NAMES = sorted(path.stem for path in RECIPES.glob("[!_]*.yaml"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_is_valid(name: str) -> None:
+    config = load_config(GrpoConfig, RECIPES, name, ["seed=3"])
+    config.check()
+    assert config.name == name
+    assert config.data.train["seed"] == 3
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("-cpu")])
+def test_held_out_problems_are_the_same_for_every_seed_and_never_trained_on(name: str) -> None:
+    problems = []
+    for seed in (0, 1):
+        config = load_config(GrpoConfig, RECIPES, name, [f"seed={seed}"])
+        train, validation = load_rows(config)
+        assert not {str(row["prompt"]) for row in train} & {
+            str(row["prompt"]) for row in validation
+        }
+        problems.append(validation)
+    assert problems[0] == problems[1]
+
+
+def test_the_demo_holds_out_200_problems_of_one_mix() -> None:
+    train, validation = load_rows(load_config(GrpoConfig, RECIPES, "smollm2-arithmetic-cpu", []))
+    assert len(validation) == 200
+    assert {row["task"] for row in [*train, *validation]} == {"max_lines"}
+    questions = [str(row["prompt"]).splitlines()[-1] for row in validation]
+    asked = {str(row["prompt"]).splitlines()[-1] for row in train}
+    assert not asked & set(questions)
