@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
 from burnish_distributed.workers import WorkerGroup
@@ -33,8 +33,9 @@ def start(config: GrpoConfig, model: str) -> tuple[PolicyGroup, Replicas]:
     try:
         policy = pool.submit(start_policy, config, model)
         engines = pool.submit(start_engines, config, model)
-        for first in as_completed([policy, engines]):
-            first.result()  # a failure of either is raised at once
+        started: list[Future[Any]] = [policy, engines]
+        for done in as_completed(started):
+            done.result()  # a failure of either is raised at once
         return policy.result(), engines.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for either
