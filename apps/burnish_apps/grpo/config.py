@@ -36,7 +36,7 @@ class Rollout(Section):
     prompts_per_step: PositiveInt
     group_size: int = Field(ge=2)
     max_new_tokens: PositiveInt
-    temperature: PositiveFloat = 1.0
+    temperature: float = Field(default=1.0, gt=0, le=2)  # vLLM refuses more
     stop: tuple[str, ...] = ()
 
 
