@@ -63,6 +63,16 @@ class Run:
                 except psutil.Error:
                     self.descendants[child] = "?"
 
+    def command_lines(self) -> list[str]:
+        """What the living descendants call themselves now; Ray's workers change it."""
+        lines = []
+        for process in self._living():
+            try:
+                lines.append(" ".join(process.cmdline()))
+            except psutil.Error:
+                continue
+        return lines
+
     def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Look on until ``condition()``; an AssertionError with the output if it never holds."""
         deadline = time.monotonic() + timeout_s

@@ -186,13 +186,17 @@ def test_sigterm_after_an_environment_failed(
     assert [(s["status"], s["reward"]) for s in failed] == [("error", None)] * 16
 
 
-def test_ctrl_c_during_the_start(tiny_recipe: Path, tmp_path: Path, start: Start) -> None:
+@pytest.mark.parametrize("moment", ["raylet/raylet", "ray::_Host.build"], ids=["ray", "workers"])
+def test_ctrl_c_during_the_start(
+    tiny_recipe: Path, tmp_path: Path, start: Start, moment: str
+) -> None:
+    """As Ray itself starts, and as the policy and vLLM are built."""
     run = start(tiny_recipe)
-    # Ray runs and its workers are there, busy importing torch and vLLM.
-    run.wait_until(lambda: sum("ray::" in d or "default_worker" in d for d in names(run)) > 0, 120)
-    time.sleep(3)
+    run.wait_until(lambda: any(moment in line for line in run.command_lines()), START_S)
+    time.sleep(1)
     run.interrupt()
     assert_ended(run, 128 + signal.SIGINT)
+    assert "Traceback" not in run.stderr
     assert steps(tmp_path / "run") == {}
 
 

@@ -51,6 +51,26 @@ def test_the_first_signal_raises_and_more_are_ignored(number: signal.Signals, co
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+def test_the_signal_is_named_whatever_comes_up() -> None:
+    @interruptible()
+    def work(number: int, what: BaseException) -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(1)
+        except Interrupted:
+            raise what from None  # as Ray does
+
+    for what in (KeyboardInterrupt(), RuntimeError("while ending")):
+        with pytest.raises(Interrupted, match="SIGTERM") as caught:
+            work(signal.SIGTERM, what)
+        assert caught.value.exit_code == 143
+
+
+def test_other_errors_go_up_as_they_are() -> None:
+    with pytest.raises(ZeroDivisionError), interruptible():
+        raise ZeroDivisionError
+
+
 def test_a_signal_waits_for_what_cannot_be_cut_short() -> None:
     done = []
 

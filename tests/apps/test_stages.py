@@ -259,6 +259,16 @@ def test_is_due(every: int, num_steps: int, due: list[int]) -> None:
     assert [s for s in range(1, num_steps + 1) if is_due(s, every, num_steps)] == due
 
 
+def test_steps_without_a_judgement_end_the_run_when_they_follow_one_another() -> None:
+    failed, judged = make_groups([[math.nan] * 2] * 2), make_groups([[math.nan, 0.0]])
+    count = stages.count_failed_steps(failed, 0)
+    assert count == 1
+    assert stages.count_failed_steps(judged, count) == 0
+    count = stages.count_failed_steps(failed, count)
+    with pytest.raises(stages.RolloutError, match=r"all 4 failed, 3 steps in a row; .* error: no"):
+        stages.count_failed_steps(failed, count)
+
+
 def test_step_seeds_differ_and_stay() -> None:
     seeds = {stages.step_seed(seed, step) for seed in range(20) for step in range(200)}
     assert len(seeds) == 4000

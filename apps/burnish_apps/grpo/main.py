@@ -49,8 +49,9 @@ def run(recipe: str, overrides: Sequence[str]) -> int:
 
 def main(config: GrpoConfig) -> Path:
     """The whole run; returns its directory."""
-    rich.print(f"model: {config.model.source} (fetched the first time)")
-    model = resolve_model(config.model.source, Path(config.model.cache_dir).expanduser())
+    source = config.model.source
+    rich.get_console().print(f"model: {source} (fetched the first time)", markup=False)
+    model = resolve_model(source, Path(config.model.cache_dir).expanduser())
     tokenizer = AutoTokenizer.from_pretrained(model)
     train_rows, validation_rows = load_rows(config)
     preflight(config, model, tokenizer, [*train_rows, *validation_rows])
@@ -71,7 +72,7 @@ def main(config: GrpoConfig) -> Path:
             stack.enter_context(ray_cluster(config.ray_address, num_cpus=workers.num_cpus(config)))
         policy, engines = workers.start(config, str(model))
 
-        done, weight_version = 0, 0
+        done, weight_version, failed_steps = 0, 0, 0
         if config.resume_from:
             state = policy.load(Path(config.resume_from).resolve())
             loader.load_state_dict(state["loader"])
@@ -98,6 +99,7 @@ def main(config: GrpoConfig) -> Path:
                     decode=decode,
                     seed=stages.step_seed(config.seed, step),
                 )
+            failed_steps = stages.count_failed_steps(groups, failed_steps)
             batch, metrics = stages.training_batch(groups, config)
             if batch is not None:
                 with timers("training"):

@@ -115,8 +115,10 @@ def step_line(metrics: Mapping[str, float]) -> str:
         value = metrics.get(name, math.nan)
         return "-" if math.isnan(value) else format(value, form)
 
+    failed = metrics.get("rollout/failed", 0)
     return "  ".join(
         [
+            *([f"FAILED {failed:.0f}"] if failed else []),
             f"reward {show('reward/mean', '.3f')}",
             f"right {show('reward/accuracy', '.3f')}",
             f"length {show('rollout/completion_tokens', '.1f')}",

@@ -25,9 +25,15 @@ Rows = Sequence[dict[str, Any]]
 Render = Callable[[Any], Sequence[int]]
 Decode = Callable[[Sequence[int]], str]
 
+MAX_FAILED_STEPS = 3
+
 
 class WeightSyncError(RuntimeError):
     """Engine and trainer disagree about the log-probs of sampled tokens."""
+
+
+class RolloutError(RuntimeError):
+    """No rollout could be judged, several steps in a row."""
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
@@ -96,6 +102,25 @@ def training_batch(
         },
     )
     return batch, statistics
+
+
+def count_failed_steps(groups: Sequence[RolloutGroup], before: int) -> int:
+    """How many steps in a row had no rollout that could be judged, this one included.
+
+    Raises:
+        RolloutError: from `MAX_FAILED_STEPS` on, with the first failure's text: the run would learn
+            nothing for hours.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not all(math.isnan(rollout.reward) for rollout in rollouts):
+        return 0
+    if before + 1 >= MAX_FAILED_STEPS:
+        first = rollouts[0]
+        raise RolloutError(
+            f"some rollouts must be judged, but all {len(rollouts)} failed, {before + 1} steps in "
+            f"a row; the first with status {first.status}: {first.info.get('error', 'no text')}"
+        )
+    return before + 1
 
 
 def rollout_statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:

@@ -38,12 +38,18 @@ def interruptible() -> Iterator[None]:
     After the first one, more are ignored until the block is left, so that what takes processes
     down is not itself cut short.
     """
-    before = {number: signal.signal(number, _interrupt) for number in CAUGHT}
+    handler = _Handler()
+    before = {number: signal.signal(number, handler) for number in CAUGHT}
     try:
         yield
+    except BaseException as error:
+        if handler.number is None:
+            raise
+        # Ray, for one, lets a KeyboardInterrupt of its own go up in the place of what was raised.
+        raise Interrupted(handler.number) from error
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextmanager
@@ -53,7 +59,8 @@ def interrupted_after() -> Iterator[None]:
     A second one raises at once. Handlers that a library installs within the block (Ray does, for
     SIGTERM) do not outlast it.
     """
-    if signal.getsignal(signal.SIGINT) is not _interrupt:  # signals are someone else's business
+    handler = signal.getsignal(signal.SIGINT)
+    if not isinstance(handler, _Handler):  # signals are someone else's business
         yield
         return
     came: list[int] = []
@@ -61,7 +68,7 @@ def interrupted_after() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
         if len(came) > 1:
-            _interrupt(number, frame)
+            handler(number, frame)
 
     for number in CAUGHT:
         signal.signal(number, note)
@@ -69,15 +76,21 @@ def interrupted_after() -> Iterator[None]:
         yield
     finally:
         for number in CAUGHT if len(came) < 2 else ():
-            signal.signal(number, _interrupt)
+            signal.signal(number, handler)
     if came:
-        _interrupt(came[0], None)
+        handler(came[0], None)
 
 
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    for each in CAUGHT:
-        signal.signal(each, signal.SIG_IGN)
-    raise Interrupted(number)
+class _Handler:
+    """Raises once, and keeps which signal it was."""
+
+    number: int | None = None
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        self.number = number
+        for each in CAUGHT:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
 
 
 @contextmanager
