@@ -12,7 +12,6 @@ from burnish_data.messages import Message, Row
 Split = Literal["train", "validation"]
 
 _VALIDATION_PERCENT = 20
-_NUM_SHOTS = 4
 _MAX_LEVEL = 5
 _MAX_MISSES = 100_000  # draws without a new problem, until a level counts as used up
 
@@ -37,6 +36,7 @@ def arithmetic(
     split: Split = "train",
     tasks: Mapping[str, float],
     levels: Sequence[int] = (1,),
+    num_examples: int = 4,
 ) -> list[Row]:
     """Draw problems.
 
@@ -46,7 +46,7 @@ def arithmetic(
 
     Tasks (the prompt, the answer, and what a level means):
 
-    - max_lines: raw text, four example lines and then `max(12, 45) =`; "45". Level + 1 numbers of
+    - max_lines: raw text, example lines and then `max(12, 45) =`; "45". Level + 1 numbers of
       two digits.
     - addition_lines: the same with `12 + 45 =`; "57". Two numbers of level + 1 digits.
     - subtraction_lines: the same with `45 - 12 =`; "33", never negative.
@@ -60,20 +60,24 @@ def arithmetic(
         tasks: weight of each task; the rows are shared out in this proportion, and evenly among the
             levels.
         levels: from 1 to 5.
+        num_examples: example lines of the `_lines` tasks, drawn for each row, at least 1.
 
     Returns:
         Rows in random order. Those of the `_lines` tasks have `stop` = a line's end.
 
     Raises:
-        ValueError: an unknown task, split or level, or too few problems for validation.
+        ValueError: an unknown task, split or level, no example line, or too few problems for
+            validation.
     """
     _check_arguments(num_problems, split, tasks, levels)
+    if num_examples < 1:
+        raise ValueError(f"num_examples must be at least 1, got {num_examples}.")
     cells = {(task, level): weight for task, weight in tasks.items() for level in levels}
     rng = random.Random(f"{seed}/{split}")
     rows: list[Row] = []
     for (task, level), count in _share_out(num_problems, cells).items():
         problems = _draw(task, level, count, split, rng)
-        rows += [_row(task, level, problem, rng) for problem in problems]
+        rows += [_row(task, level, problem, num_examples, rng) for problem in problems]
     rng.shuffle(rows)
     for index, row in enumerate(rows):
         row["id"] = f"{row['task']}/{split}/{index}"
@@ -101,7 +105,7 @@ def _draw(task: str, level: int, count: int, split: Split, rng: random.Random) -
     return list(found.values())
 
 
-def _row(task: str, level: int, problem: _Problem, rng: random.Random) -> Row:
+def _row(task: str, level: int, problem: _Problem, num_examples: int, rng: random.Random) -> Row:
     prompt: list[Message] | str
     if task == "addition_story":
         prompt = [
@@ -109,7 +113,7 @@ def _row(task: str, level: int, problem: _Problem, rng: random.Random) -> Row:
             {"role": "user", "content": problem.question},
         ]
     else:
-        prompt = _example_lines(task, level, problem, rng) + problem.question
+        prompt = _example_lines(task, level, problem, num_examples, rng) + problem.question
     row: Row = {
         "prompt": prompt,
         "answer": problem.answer,
@@ -122,13 +126,13 @@ def _row(task: str, level: int, problem: _Problem, rng: random.Random) -> Row:
     return row
 
 
-def _example_lines(task: str, level: int, problem: _Problem, rng: random.Random) -> str:
+def _example_lines(task: str, level: int, problem: _Problem, count: int, rng: random.Random) -> str:
     """Solved problems of the training split, none of them the one that is asked."""
     lines: list[str] = []
     for example in _problems(task, level, "train", rng):
         if example.key != problem.key:
             lines.append(f"{example.question} {example.answer}\n")
-        if len(lines) == _NUM_SHOTS:
+        if len(lines) == count:
             break
     return "".join(lines)
 
