@@ -72,7 +72,7 @@ class Report:
         if "reward/mean" in metrics:
             self._progress.advance(step_line(metrics))
         if "validation/accuracy" in metrics:
-            self.say(f"    held out, greedy: accuracy {metrics['validation/accuracy']:.3f}")
+            self.say(f"    held out, greedy: {accuracies(metrics)}")
         best = max(groups[0].rollouts, key=lambda rollout: rollout.reward)
         self.say(f"    {sample_line(best)}")
 
@@ -83,7 +83,7 @@ class Report:
         if not any("reward/mean" in record for record in records):
             return
         _, rewards = series(records, "reward/mean")
-        _, accuracies = series(records, "validation/accuracy")
+        _, held_out = series(records, "validation/accuracy")
         plot_curves(
             path, self._run_dir / "curve.png", ["reward/mean"], points=["validation/accuracy"]
         )
@@ -91,7 +91,7 @@ class Report:
         self.say(
             f"reward: first {len(first)} steps {sum(first) / len(first):.3f}, "
             f"last {len(last)} {sum(last) / len(last):.3f}; "
-            f"held-out accuracy: {accuracies[0]:.3f} -> {accuracies[-1]:.3f}"
+            f"held-out accuracy: {held_out[0]:.3f} -> {held_out[-1]:.3f}"
         )
         self.say(f"metrics, samples, curve.png and checkpoints are in {self._run_dir}")
 
@@ -131,6 +131,13 @@ def step_line(metrics: Mapping[str, float]) -> str:
             f"sync {show('time/weight_sync_s', '.1f')}",
         ]
     )
+
+
+def accuracies(metrics: Mapping[str, float]) -> str:
+    """Held-out accuracy, then that of each task."""
+    tasks = {n.rpartition("/")[2]: v for n, v in metrics.items() if n.count("/") == 2}
+    by_task = ", ".join(f"{task} {value:.3f}" for task, value in tasks.items())
+    return f"accuracy {metrics['validation/accuracy']:.3f}" + (f" ({by_task})" if by_task else "")
 
 
 def sample_line(rollout: Rollout) -> str:

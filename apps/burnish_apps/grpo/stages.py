@@ -225,7 +225,7 @@ def evaluate(
     render: Render,
     decode: Decode,
 ) -> tuple[dict[str, float], list[RolloutGroup]]:
-    """Greedy answers to held-out problems: the share that is exactly right."""
+    """Greedy answers to held-out problems: the share that is exactly right, also by task."""
     sampling = Sampling(config.rollout.max_new_tokens, temperature=0.0, stop=config.rollout.stop)
     groups = sample(
         rows,
@@ -238,7 +238,14 @@ def evaluate(
         seed=config.seed,
     )
     statistics = rollout_statistics(groups)
-    return {
+    tasks = sorted({str(row["task"]) for row in rows if "task" in row})
+    by_task = {
+        f"validation/accuracy/{task}": rollout_statistics(
+            [group for group in groups if group.rollouts[0].row.get("task") == task]
+        )["reward/accuracy"]
+        for task in tasks
+    }
+    return by_task | {
         "validation/accuracy": statistics["reward/accuracy"],
         "validation/completion_tokens": statistics["rollout/completion_tokens"],
         "validation/failed": statistics["rollout/failed"],

@@ -52,6 +52,7 @@ def start_policy(config: GrpoConfig, model: str) -> PolicyGroup:
         "warmup_steps": training.warmup_steps,
         "max_grad_norm": training.max_grad_norm,
         "dtype": config.model.dtype,
+        "device": "cuda" if training.gpus_per_rank else "cpu",
         "reference": training.kl_coefficient > 0,
         "gradient_checkpointing": training.gradient_checkpointing,
         "seed": config.seed,

@@ -102,7 +102,7 @@ def test_a_hanging_text_is_killed_at_its_deadline_and_the_others_are_unharmed():
     with MathVerifier(timeout_s=1.0) as verifier:
         verifier.verify([("1", "1")])  # the start is not part of the measurement
         begin = time.monotonic()
-        verdicts = verifier.verify([("7", "7"), ("9**9**9", "7"), ("8", "7"), ("8", "8")])
+        verdicts = verifier.verify([("7", "7"), ("9**9**9", "9"), ("8", "7"), ("8", "8")])
         assert verdicts == [RIGHT, Verdict(0.0, "timeout"), WRONG, RIGHT]
         assert time.monotonic() - begin < 30.0
 
@@ -112,7 +112,7 @@ def test_it_works_off_the_main_thread_with_more_workers():
 
     def run() -> None:
         with MathVerifier(timeout_s=1.0, num_workers=2) as verifier:
-            results.extend(verifier.verify([("9**9**9", "7"), *((str(n), "3") for n in range(6))]))
+            results.extend(verifier.verify([("9**9**9", "9"), *((str(n), "3") for n in range(6))]))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -184,7 +184,7 @@ from burnish_envs import MathVerifier
 verifier = MathVerifier(timeout_s=2.0)
 verifier.verify([("1", "1")])
 print(verifier._workers[0]._process.pid, flush=True)
-verifier.verify([(sys.argv[1], "1")])
+verifier.verify([(sys.argv[1], "9")])
 time.sleep(60)
 """
 
@@ -236,3 +236,38 @@ def test_a_row_says_where_its_answer_stops(verifier):
         [rollout(text), rollout(text, stop="\n"), rollout("\n7", stop="\n")]
     )
     assert [r.reward for r in results] == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "score"),
+    [
+        ("12+45", "57", 0.0),
+        ("45 - 12", "33", 0.0),
+        ("5 * 9", "45", 0.0),
+        (r"\boxed{50 + 7}", "57", 0.0),
+        ("12 + 45 = 57", "57", 1.0),
+        (r"\boxed{57}", "57", 1.0),
+        ("So 1,234 in all", "1234", 1.0),
+        ("#### 1,234", "1,234", 1.0),
+        ("The answer is 7.0", "7", 1.0),
+        ("It is -3.", "-3", 1.0),
+        (r"\frac{1}{2}", "0.5", 1.0),
+    ],
+)
+def test_a_question_repeated_is_no_answer(
+    verifier: MathVerifier, text: str, answer: str, score: float
+) -> None:
+    assert verifier.verify([(text, answer)])[0].score == score
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [(" 45\n", 1.0), ("45", 1.0), (" 12, 45\n", 0.0), (" 12 or 45", 0.0), (" max(12, 45)", 0.0)],
+)
+def test_a_line_must_be_the_answer_and_nothing_else(
+    verifier: MathVerifier, text: str, reward: float
+) -> None:
+    turn = Turn((1,), (2,), (-1.0,), "stop", 0, text)
+    row = {"prompt": "max(12, 45) =", "answer": "45", "stop": "\n"}
+    (result,) = MathEnvironment(verifier).step([Rollout(row, 0, 0, (turn,))])
+    assert result.reward == reward

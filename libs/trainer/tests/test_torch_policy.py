@@ -212,13 +212,17 @@ def _rank_main(rank: int, ranks: Any, checkpoint: str, folder: str, sabotage: bo
     torch.distributed.destroy_process_group()
 
 
-def run_ranks(
-    checkpoint: str, folder: Path, ranks: Any, *, sabotage: bool = False
-) -> tuple[dict[str, float], dict[str, Tensor], np.ndarray]:
+def spawn(function: Callable[..., None], arguments: tuple[Any, ...], num_ranks: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # The ranks import this module by the name pytest gave it: its path from the root.
         patch.syspath_prepend(Path(__file__).parents[3])
-        mp.spawn(_rank_main, (ranks, checkpoint, str(folder), sabotage), nprocs=len(ranks))
+        mp.spawn(function, arguments, nprocs=num_ranks)
+
+
+def run_ranks(
+    checkpoint: str, folder: Path, ranks: Any, *, sabotage: bool = False
+) -> tuple[dict[str, float], dict[str, Tensor], np.ndarray]:
+    spawn(_rank_main, (ranks, checkpoint, str(folder), sabotage), len(ranks))
     return torch.load(folder / "result.pt", weights_only=False)
 
 
@@ -375,3 +379,33 @@ def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
 def test_a_misspelt_optimizer_is_refused(checkpoint: str) -> None:
     with pytest.raises(ValueError, match=r"torch\.optim\.Adan"):
         TorchPolicy(checkpoint, learning_rate=0.1, optimizer="torch.optim.Adan")
+
+
+def _rounding_main(rank: int, checkpoint: str, folder: str) -> None:
+    """Twenty small AdamW steps in both dtypes; what share of the weights has moved."""
+    torch.set_num_threads(1)
+    initialize_process_group(rank=rank, world_size=1, init_method=f"file://{folder}/rendezvous")
+    moved = {}
+    for dtype in ("float32", "bfloat16"):
+        policy = TorchPolicy(checkpoint, learning_rate=1e-6, dtype=dtype, device="cpu")
+        before = {name: tensor.clone() for name, tensor in policy.named_weights()}
+        for _ in range(20):
+            policy.train_step(recorded_batch(), SPLIT, weighted_nll)
+        change = {name: tensor - before[name] for name, tensor in policy.named_weights()}
+        moved[dtype] = torch.cat([tensor.flatten() for tensor in change.values()])
+    torch.save(moved, Path(folder) / "moved.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_small_steps_are_not_lost_in_bfloat16(checkpoint: str, tmp_path: Path) -> None:
+    spawn(_rounding_main, (checkpoint, str(tmp_path)), 1)
+    moved = torch.load(tmp_path / "moved.pt", weights_only=True)
+    trained = moved["float32"] != 0
+    assert (moved["bfloat16"][trained] != 0).float().mean() > 0.9
+    ratio = moved["bfloat16"].norm() / moved["float32"].norm()
+    assert 0.8 < ratio < 1.25
+
+
+def test_bfloat16_without_a_process_group_is_refused(checkpoint: str) -> None:
+    with pytest.raises(ValueError, match="bfloat16 needs a process group"):
+        TorchPolicy(checkpoint, learning_rate=1e-6, dtype="bfloat16")

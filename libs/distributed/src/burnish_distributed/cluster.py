@@ -31,7 +31,7 @@ def ray_cluster(
     _check_reachable(address)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a call after shutdown must not start a new one
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "1"  # no GPU reserved, none seen
     import ray
 
     options: dict[str, Any] = {

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import queue
+import re
 import select
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from burnish_envs.types import Prompt, Rollout, Row, StepResult
 
 _START_TIMEOUT_S = 120.0  # importing sympy on a busy machine
 _CONTROL_PAIR = ("1", "1")
+_NUMBER = re.compile(r"-?[\d,]+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,8 @@ class MathEnvironment:
     """One turn: the row's prompt, then 1.0 for its answer and 0.0 for another.
 
     Rows have `prompt` (messages or raw text) and `answer` (str). A row may have `stop` (str): then
-    the completion is read up to there, as a model that was shown lines goes on with more lines.
+    the completion is read up to there, as a model that was shown lines goes on with more lines, and
+    must be the answer and nothing else.
     """
 
     def __init__(self, verifier: Verifier) -> None:
@@ -218,4 +221,7 @@ def math_environment(*, timeout_s: float = 5.0, num_workers: int = 1) -> Iterato
 
 def _answer_text(rollout: Rollout) -> str:
     text, stop = rollout.turns[-1].text, rollout.row.get("stop")
-    return text.split(stop, 1)[0] if stop else text
+    if not stop:
+        return text
+    line = text.split(stop, 1)[0].strip()
+    return line if _NUMBER.fullmatch(line) else ""  # neither "12 + 45" nor "12, 45" is one answer

@@ -17,6 +17,9 @@ import sys
 # GSM8K's mark. The end of the line is part of it, as "#### Step 3: add" is a Markdown heading.
 _MARKED_ANSWER = re.compile(r"####[ \t]*(\$?-?\$?[\d.,/]*\d)\.?[ \t]*$", re.MULTILINE)
 
+_INTEGER = re.compile(r"-?\d[\d,]*")
+_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+
 
 def main(timeout_s: float, memory_bytes: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it closes our input
@@ -48,8 +51,17 @@ def score(text: str, answer: str) -> float:
     gold = parse(rf"\boxed{{{answer}}}", parsing_timeout=None)
     if not gold:
         raise ValueError(f"An answer must be a mathematical expression, got {answer!r}.")
-    found = parse(final_answer(text), parsing_timeout=None)
+    stated = final_answer(text)
+    if _INTEGER.fullmatch(answer.strip()) and not is_written(answer, stated):
+        return 0.0  # Math-Verify works out what it reads: the question "12 + 45" is no answer
+    found = parse(stated, parsing_timeout=None)
     return float(verify(gold, found, timeout_seconds=None))
+
+
+def is_written(number: str, text: str) -> bool:
+    """Whether an integer stands in `text` as a number, in any way of writing it (1,234 or 7.0)."""
+    value = float(number.replace(",", ""))
+    return any(float(found.replace(",", "")) == value for found in _NUMBER.findall(text))
 
 
 def final_answer(text: str) -> str:

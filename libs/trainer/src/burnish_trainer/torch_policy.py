@@ -36,7 +36,9 @@ class TorchPolicy:
         optimizer_args: its further arguments.
         warmup_steps: steps of linear warm-up.
         max_grad_norm: gradients are scaled down to this global 2-norm.
-        dtype: of weights and computation.
+        dtype: of the computation. Weights, gradients and optimizer are float32 in any case: a step
+            of 1e-6 is lost in a bfloat16 weight. Other than float32 it needs a process group.
+        device: where to compute; by default the current CUDA device if there is one, else the CPU.
         reference: also keep the weights the policy starts from, for `reference_logprobs`.
         gradient_checkpointing: recompute activations in the backward pass.
         seed: of dropout.
@@ -55,11 +57,20 @@ class TorchPolicy:
         warmup_steps: int = 0,
         max_grad_norm: float = 1.0,
         dtype: str = "float32",
+        device: str | None = None,
         reference: bool = False,
         gradient_checkpointing: bool = False,
         seed: int = 0,
     ) -> None:
         torch.manual_seed(seed)
+        if dtype != "float32" and not torch.distributed.is_initialized():
+            raise ValueError(
+                f"computing in {dtype} needs a process group (FSDP keeps the float32 weights), got "
+                "none; call burnish_distributed.initialize_process_group, also for one process"
+            )
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
         self._source = Path(model)
         self._model = self._load_model(dtype, gradient_checkpointing)
         self._reference = self._load_model(dtype).requires_grad_(False) if reference else None
@@ -182,13 +193,13 @@ class TorchPolicy:
         config = AutoConfig.from_pretrained(self._source)
         check_supported(config)
         model = AutoModelForCausalLM.from_pretrained(
-            self._source, config=config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
+            self._source, config=config, dtype=torch.float32, attn_implementation=ATTENTION
         )
         if gradient_checkpointing:
             model.gradient_checkpointing_enable()
         scoring = ScoringModel(model)
-        scoring.to("cuda" if torch.cuda.is_available() else "cpu")
-        shard_parameters(scoring)
+        scoring.to(self._device)
+        shard_parameters(scoring, device=self._device, compute_dtype=getattr(torch, dtype))
         return scoring
 
     def _clip_gradients(self) -> float:
