@@ -136,7 +136,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
     """Teach a small language model arithmetic by reinforcement, on this machine's CPU."""
-    session.log("The demo trains SmolLM2-135M-Instruct by GRPO to do small sums, with Ray and vLLM")
+    session.log("The demo teaches SmolLM2-135M-Instruct small number problems by GRPO, with Ray and vLLM")
     session.log(
         "on this machine's CPU, and shows the reward rise. The first time it installs about"
     )
