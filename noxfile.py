@@ -136,12 +136,12 @@ def docs(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
     """Teach a small language model arithmetic by reinforcement, on this machine's CPU."""
-    session.log("The demo teaches SmolLM2-135M-Instruct small number problems by GRPO, with Ray and vLLM")
     session.log(
-        "on this machine's CPU, and shows the reward rise. The first time it installs about"
+        "The demo teaches SmolLM2-135M-Instruct small number problems by GRPO, with Ray and"
     )
-    session.log("3 GB (3-5 minutes) and fetches the model (93 MB). The training takes less than 10")
-    session.log("minutes on 2 cores.")
+    session.log("vLLM on this machine's CPU, and shows the reward rise. The first time it installs")
+    session.log("about 3 GB (3-5 minutes) and fetches the model (93 MB). The training takes less")
+    session.log("than 10 minutes on 2 cores.")
     fill_shared(session)
     run(session, "burnish", "grpo", "--recipe", "smollm2-arithmetic-cpu", *session.posargs)
 

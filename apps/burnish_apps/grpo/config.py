@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import psutil
+import torch
 from burnish_converters.model_source import check_model_source
 from burnish_trainer.checkpoint import read_state
-from burnish_trainer.optim import optimizer_class
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from burnish_trainer.optim import build_optimizer, optimizer_class
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
-from burnish_apps.shell.config import ConfigError, Part, Section, argument_problems
+from burnish_apps.shell.config import ConfigError, Part, Section, argument_problems, cause
+
+
+def _whole_or_fraction(value: float) -> float:
+    if value > 1 and value != int(value):
+        raise ValueError("must be a whole number, or a fraction below 1")
+    return value
+
+
+Gpus = Annotated[NonNegativeFloat, AfterValidator(_whole_or_fraction)]  # as Ray reserves them
+UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
 
 
 class Model(Section):
@@ -36,8 +55,8 @@ class Rollout(Section):
     prompts_per_step: PositiveInt
     group_size: int = Field(ge=2)
     max_new_tokens: PositiveInt
-    temperature: float = Field(default=1.0, gt=0, le=2)  # vLLM refuses more
-    stop: tuple[str, ...] = ()
+    temperature: float = Field(default=1.0, ge=0.01, le=2)  # vLLM raises less, and refuses more
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
 
 class Engine(Section):
@@ -47,7 +66,7 @@ class Engine(Section):
     max_model_len: PositiveInt
     max_num_seqs: PositiveInt = 256
     kv_cache_bytes: PositiveInt | None = None
-    gpus_per_engine: NonNegativeFloat = 0
+    gpus_per_engine: Gpus = 0
     engine_args: dict[str, Any] = Field(default_factory=dict)
     max_mismatch: PositiveFloat | None = 5e-5  # mean |log-prob difference| to the trainer, in nats
 
@@ -64,7 +83,7 @@ class Training(Section):
     updates_per_step: PositiveInt = 1
     max_tokens: PositiveInt  # of a packed micro-batch
     num_ranks: PositiveInt = 1
-    gpus_per_rank: NonNegativeFloat = 0
+    gpus_per_rank: Gpus = 0
     gradient_checkpointing: bool = False
     clip_low: NonNegativeFloat = 0.2
     clip_high: NonNegativeFloat = 0.2
@@ -76,11 +95,11 @@ class Training(Section):
 class GrpoConfig(Section):
     """A whole run."""
 
-    name: str = "grpo"
-    seed: NonNegativeInt = 0
-    run_dir: str | None = None
+    name: str = Field(default="grpo", pattern=r"^\w[\w.+-]*$")  # part of a folder's name
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+    run_dir: UserPath | None = None
     ray_address: str | None = None
-    resume_from: str | None = None  # a step_* folder of an earlier run's checkpoints
+    resume_from: UserPath | None = None  # a step_* folder of an earlier run's checkpoints
     validate_every: NonNegativeInt = 10  # steps; 0: only before and after
     checkpoint_every: NonNegativeInt = 0  # steps; 0: only at the end
     keep_checkpoints: PositiveInt = 1
@@ -105,12 +124,7 @@ class GrpoConfig(Section):
             check_model_source(self.model.source)
         except ValueError as error:
             problems.append(f"model.source: {error}")
-        try:
-            names = ["params", "lr", *self.training.optimizer_args]
-            optimizer = optimizer_class(self.training.optimizer)
-            problems += argument_problems(optimizer, names, "training.optimizer_args")
-        except ValueError as error:
-            problems.append(f"training.optimizer: {error}")
+        problems += self.optimizer_problems()
         if self.resume_from is not None:
             problems += self.resume_problems(Path(self.resume_from))
         prompts, updates = self.rollout.prompts_per_step, self.training.updates_per_step
@@ -138,12 +152,52 @@ class GrpoConfig(Section):
         if problems:
             raise ConfigError(list(dict.fromkeys(problems)))
 
+    def optimizer_problems(self) -> list[str]:
+        """Why the optimizer cannot be built; it is, for a small parameter."""
+        path, arguments = self.training.optimizer, self.training.optimizer_args
+        where = "training.optimizer_args"
+        ours = sorted({"params", "lr"} & set(arguments))
+        if ours:
+            return [
+                f"{where}: must not hold {' and '.join(ours)}, which the app gives; set "
+                "training.learning_rate"
+            ]
+        try:
+            optimizer = optimizer_class(path)
+            if not callable(optimizer):
+                raise ValueError(f"must name a class, got {path!r}, which is none")
+        except (Exception, SystemExit) as error:  # a module may raise anything
+            return [f"training.optimizer: {cause(error)}"]
+        problems = argument_problems(optimizer, ["params", "lr", *arguments], where)
+        if problems:
+            return problems
+        try:
+            rate, parameter = self.training.learning_rate, torch.nn.Parameter(torch.zeros(2, 2))
+            built: object = build_optimizer(
+                [parameter], optimizer=path, learning_rate=rate, optimizer_args=arguments
+            )
+        except Exception as error:  # whatever its constructor raises
+            return [f"{where}: {path} cannot be built with {arguments}, {cause(error)}"]
+        if isinstance(built, torch.optim.Optimizer):
+            return []
+        return [f"training.optimizer: must name an optimizer, got {path!r}, which is none"]
+
     def resume_problems(self, checkpoint: Path) -> list[str]:
         """Why the run cannot go on from a checkpoint."""
         try:
-            done = read_state(checkpoint)["step"]
-        except ValueError as error:
-            return [f"resume_from: {error}"]
+            state = read_state(checkpoint)
+            done = state.get("step")
+        except Exception as error:  # whatever a file may hold
+            return [f"resume_from: {checkpoint}/state.json cannot be read, {cause(error)}"]
+        kinds = {"step": int, "weight_version": int, "loader": dict}
+        lacks = [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]
+        lacks += [name for name in ("model", "optimizer") if not (checkpoint / name).is_dir()]
+        if lacks or not isinstance(done, int):
+            return [
+                f"resume_from: a checkpoint must hold the folders model and optimizer, and step, "
+                f"weight_version and loader in state.json, got {checkpoint} without "
+                f"{', '.join(lacks)}; name another"
+            ]
         if done < self.training.num_steps:
             return []
         return [

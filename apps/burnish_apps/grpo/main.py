@@ -12,21 +12,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import rich
-from burnish_converters.model_source import resolve_model
-from burnish_data import PromptLoader, render_prompt
+from burnish_data import render_prompt
 from burnish_distributed.cluster import ray_cluster
 from burnish_generation import Sampling
 from burnish_tracking import Timers
-from transformers import AutoTokenizer
 
 from burnish_apps.grpo import stages, workers
 from burnish_apps.grpo.config import GrpoConfig
+from burnish_apps.grpo.inputs import (
+    enter_environment,
+    load_rows,
+    load_tokenizer,
+    make_loader,
+    model_folder,
+)
 from burnish_apps.grpo.preflight import preflight
 from burnish_apps.grpo.report import Report
-from burnish_apps.shell.config import ConfigError, load_config, save_config
+from burnish_apps.shell.config import load_config, save_config
 from burnish_apps.shell.run import (
     EXIT_OK,
     interrupted_after,
@@ -49,25 +52,22 @@ def run(recipe: str, overrides: Sequence[str]) -> int:
 
 def main(config: GrpoConfig) -> Path:
     """The whole run; returns its directory."""
-    source = config.model.source
-    rich.get_console().print(f"model: {source} (fetched the first time)", markup=False)
-    model = resolve_model(source, Path(config.model.cache_dir).expanduser())
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    model = model_folder(config)
+    tokenizer = load_tokenizer(model)
     train_rows, validation_rows = load_rows(config)
     preflight(config, model, tokenizer, [*train_rows, *validation_rows])
-
-    run_dir = make_run_directory(config.run_dir, config.name)
-    save_config(config, run_dir / "config.yaml")
-    loader = PromptLoader(train_rows, config.rollout.prompts_per_step, seed=config.seed)
+    loader = make_loader(config, train_rows)
     render = partial(render_prompt, tokenizer)
     decode = partial(stages.decode, tokenizer)
     timers = Timers()
 
     with ExitStack() as stack:
+        environment = enter_environment(config, stack)
+        run_dir = make_run_directory(config.run_dir, config.name)
+        save_config(config, run_dir / "config.yaml")
         output = stack.enter_context(Report(run_dir, config))
         output.say(f"run directory: {run_dir}")
         output.say("starting the policy and the engine, about a minute")
-        environment = stack.enter_context(config.environment.make())
         with interrupted_after():  # a half-started Ray does not end cleanly
             stack.enter_context(ray_cluster(config.ray_address, num_cpus=workers.num_cpus(config)))
         policy, engines = workers.start(config, str(model))
@@ -75,7 +75,6 @@ def main(config: GrpoConfig) -> Path:
         done, weight_version, failed_steps = 0, 0, 0
         if config.resume_from:
             state = policy.load(Path(config.resume_from).resolve())
-            loader.load_state_dict(state["loader"])
             done, weight_version = state["step"], state["weight_version"]
             stages.sync_weights(policy, engines, weight_version)
 
@@ -85,6 +84,7 @@ def main(config: GrpoConfig) -> Path:
         with timers("validation"):
             metrics, groups = validate()
         output.log(done, metrics | timers.take(), groups)
+        stages.check_judged(groups)
 
         output.start_progress(done)
         for step in range(done + 1, config.training.num_steps + 1):
@@ -122,19 +122,6 @@ def main(config: GrpoConfig) -> Path:
                     )
             output.log(step, metrics | timers.take(), groups)
     return run_dir
-
-
-def load_rows(config: GrpoConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Problems to train on, and held-out ones."""
-    source = config.data.source
-    try:
-        train, validation = source.make(**config.data.train), source.make(**config.data.validation)
-    except (ValueError, OSError) as error:
-        raise ConfigError([f"data: {error}"]) from error
-    if not train or not validation:
-        found = f"{len(train)} to train on and {len(validation)} held out"
-        raise ConfigError([f"data must hold problems of both kinds, got {found}"])
-    return train, validation
 
 
 def training_sampling(config: GrpoConfig) -> Sampling:

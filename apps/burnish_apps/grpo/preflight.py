@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
+from burnish_converters.safetensors_io import read_weights
 from burnish_data import render_prompt
-from safetensors import safe_open
+from burnish_trainer.attention import check_supported
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from burnish_apps.grpo.config import GrpoConfig, available_bytes
-from burnish_apps.shell.config import ConfigError
+from burnish_apps.shell.config import ConfigError, blame, cause
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
 KV_BLOCK_TOKENS = 128  # the engine hands out whole blocks, of at most this many tokens
@@ -24,14 +25,23 @@ def preflight(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[dict[str, Any]],
 ) -> None:
-    """Check lengths and memory.
+    """Check the model's files, lengths, memory and GPUs.
 
     Raises:
         ConfigError: with every violation.
     """
-    model_config = AutoConfig.from_pretrained(model).get_text_config()
+    with blame("model.source: its config cannot be used"):
+        whole_config = AutoConfig.from_pretrained(model)
+        check_supported(whole_config)
+        model_config = whole_config.get_text_config()
+        sequence_bytes = kv_bytes(
+            model_config, config.engine.max_model_len, FLOAT_BYTES[config.model.dtype]
+        )
+    with blame("model.source: its weights cannot be read"):
+        parameters = num_parameters(model)
     problems = length_problems(config, model_config, tokenizer, rows)
-    problems += memory_problems(config, model, model_config)
+    problems += memory_problems(config, sequence_bytes, parameters)
+    problems += gpu_problems(config)
     if problems:
         raise ConfigError(problems)
 
@@ -44,11 +54,21 @@ def length_problems(
 ) -> list[str]:
     """Prompts that leave no room for a completion, and a context the model was not made for."""
     context = config.engine.max_model_len
-    limit = model_config.max_position_embeddings
-    if context > limit:
+    limit = getattr(model_config, "max_position_embeddings", None)
+    if limit and context > limit:
         return [f"engine.max_model_len must be at most the model's {limit}, got {context}"]
+    if not tokenizer.chat_template and not all(isinstance(row["prompt"], str) for row in rows):
+        return [
+            "model.source: its tokenizer must have a chat template for prompts that are messages, "
+            "got none; take an instruction-tuned model, or prompts that are text"
+        ]
     room = context - config.rollout.max_new_tokens
-    lengths = [len(render_prompt(tokenizer, row["prompt"])) for row in rows]
+    lengths = []
+    for i, row in enumerate(rows):
+        try:
+            lengths.append(len(render_prompt(tokenizer, row["prompt"])))
+        except Exception as error:  # whatever a template raises
+            return [f"data.source: the prompt of row {row.get('id', i)} fails, {cause(error)}"]
     too_long = [i for i, length in enumerate(lengths) if length > room]
     if not too_long:
         return []
@@ -61,10 +81,21 @@ def length_problems(
     ]
 
 
-def memory_problems(config: GrpoConfig, model: Path, model_config: Any) -> list[str]:
+def gpu_problems(config: GrpoConfig) -> list[str]:
+    """More GPUs than this machine has, where the run is to be on it: it would wait for ever."""
+    engine, training = config.engine, config.training
+    asked = engine.num_engines * engine.gpus_per_engine + training.num_ranks * training.gpus_per_rank
+    if config.ray_address is not None or asked <= (found := torch.cuda.device_count()):
+        return []
+    return [
+        f"engine.gpus_per_engine and training.gpus_per_rank must fit this machine's {found} GPUs, "
+        f"got {asked:g} for {engine.num_engines} engines and {training.num_ranks} ranks; ask for "
+        "fewer, or give ray_address of a cluster that has them"
+    ]
+
+
+def memory_problems(config: GrpoConfig, sequence_bytes: int, parameters: int) -> list[str]:
     """An engine cache that holds not one sequence; a run that does not fit this machine."""
-    size = FLOAT_BYTES[config.model.dtype]
-    sequence_bytes = kv_bytes(model_config, config.engine.max_model_len, size)
     cache_bytes = config.engine.kv_cache_bytes
     if cache_bytes is None:
         if config.engine.gpus_per_engine:
@@ -80,7 +111,7 @@ def memory_problems(config: GrpoConfig, model: Path, model_config: Any) -> list[
         ]
     if config.engine.gpus_per_engine or config.training.gpus_per_rank or config.ray_address:
         return []  # this machine's memory does not decide
-    weights_bytes = num_parameters(model) * size
+    weights_bytes = parameters * FLOAT_BYTES[config.model.dtype]
     copies = 5 if config.training.kl_coefficient else 4  # weights, gradient, two moments, reference
     needed = config.engine.num_engines * (weights_bytes + cache_bytes) + copies * weights_bytes
     free = available_bytes()
@@ -98,14 +129,15 @@ def kv_bytes(model_config: Any, num_tokens: int, float_bytes: int) -> int:
     blocks = -(-num_tokens // KV_BLOCK_TOKENS)
     heads = model_config.num_attention_heads
     head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_size // heads
-    per_token = 2 * model_config.num_hidden_layers * model_config.num_key_value_heads * head_dim
+    kv_heads = getattr(model_config, "num_key_value_heads", None) or heads
+    per_token = 2 * model_config.num_hidden_layers * kv_heads * head_dim
     return blocks * KV_BLOCK_TOKENS * per_token * float_bytes
 
 
 def num_parameters(model: Path) -> int:
-    """Parameters of a checkpoint, from the headers of its files."""
-    total = 0
-    for path in model.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            total += sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    return total
+    """Parameters of a checkpoint; its files are mapped, not read.
+
+    Raises:
+        ValueError: if there are none, or one is missing or truncated.
+    """
+    return sum(tensor.numel() for _, tensor in read_weights(model))

@@ -87,13 +87,22 @@ class Report:
         plot_curves(
             path, self._run_dir / "curve.png", ["reward/mean"], points=["validation/accuracy"]
         )
-        first, last = rewards[:5], rewards[-5:]
-        self.say(
-            f"reward: first {len(first)} steps {sum(first) / len(first):.3f}, "
-            f"last {len(last)} {sum(last) / len(last):.3f}; "
-            f"held-out accuracy: {held_out[0]:.3f} -> {held_out[-1]:.3f}"
-        )
+        self.say(summary(rewards, held_out))
         self.say(f"metrics, samples, curve.png and checkpoints are in {self._run_dir}")
+
+
+def summary(rewards: Sequence[float], held_out: Sequence[float]) -> str:
+    """First and last rewards and accuracies; steps without a judgement (NaN) do not count."""
+    rewards = [reward for reward in rewards if not math.isnan(reward)]
+    held_out = [accuracy for accuracy in held_out if not math.isnan(accuracy)]
+    if not rewards or not held_out:
+        return "nothing was judged"
+    first, last = rewards[:5], rewards[-5:]
+    return (
+        f"reward: first {len(first)} steps {sum(first) / len(first):.3f}, "
+        f"last {len(last)} {sum(last) / len(last):.3f}; "
+        f"held-out accuracy: {held_out[0]:.3f} -> {held_out[-1]:.3f}"
+    )
 
 
 def with_rates(metrics: Mapping[str, float]) -> dict[str, float]:

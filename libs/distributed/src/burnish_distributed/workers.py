@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -85,12 +86,16 @@ class WorkerGroup:
             (thread counts, engine settings).
         num_cpus: cores Ray reserves for each worker (a fraction is allowed).
         num_gpus: GPUs Ray reserves for each worker.
+        placement_timeout_s: how long the workers may wait for those cores and GPUs, and for their
+            processes to begin; other runs may hold them.
 
     Every worker also gets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and
     ``MASTER_PORT``, as under torchrun.
 
     Raises:
-        WorkerError: if a worker cannot be built; the group is taken down first.
+        ValueError: if the whole cluster has not the cores or GPUs that are asked for.
+        WorkerError: if a worker gets no place in time, or cannot be built; the group is taken down
+            first.
     """
 
     def __init__(
@@ -103,11 +108,13 @@ class WorkerGroup:
         environment: Mapping[str, str] | None = None,
         num_cpus: float = 1.0,
         num_gpus: float = 0.0,
+        placement_timeout_s: float = 600.0,
     ) -> None:
         import ray
 
         self.name = name or cls.__name__
         self.num_workers = num_workers
+        _check_resources(self.name, num_workers, {"CPU": num_cpus, "GPU": num_gpus})
         host: Any = ray.remote(_Host).options(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
@@ -116,8 +123,8 @@ class WorkerGroup:
         )
         self._actors: list[Any] = [host.remote() for _ in range(num_workers)]
         try:
-            first = self._actors[0].address.remote()
-            address, port = self.wait([first], "address", ranks=[0])[0]
+            placed = [actor.address.remote() for actor in self._actors]
+            address, port = self.wait(placed, "address", timeout_s=placement_timeout_s)[0]
             building = [
                 actor.build.remote(
                     cls, dict(kwargs or {}), _rank_environment(rank, num_workers, address, port)
@@ -167,15 +174,32 @@ class WorkerGroup:
         return self.wait(running, method)
 
     def wait(
-        self, references: Sequence[Any], method: str, ranks: Sequence[int] | None = None
+        self,
+        references: Sequence[Any],
+        method: str,
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
     ) -> list[Any]:
-        """Results of `submit`'s references in order; the first failure is raised at once."""
+        """Results of `submit`'s references in order; the first failure is raised at once.
+
+        Raises:
+            WorkerError: also when not all are there after ``timeout_s`` seconds.
+        """
         import ray
 
         rank_of = dict(zip(references, ranks or range(len(references)), strict=True))
         pending = list(references)
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while pending:
-            (done, *_), pending = ray.wait(pending, num_returns=1)
+            left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+            ready, pending = ray.wait(pending, num_returns=1, timeout=left_s)
+            if not ready:
+                raise WorkerError(
+                    f"{len(pending)} of {self.num_workers} workers of {self.name} did not answer "
+                    f"within {timeout_s:g} s (in {method}); look with `ray status` whether others "
+                    "hold the cores or GPUs they wait for"
+                )
+            done = ready[0]
             try:
                 ray.get(done)
             except ray.exceptions.RayError as error:
@@ -190,6 +214,23 @@ class WorkerGroup:
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
         self._actors = []
+
+
+def _check_resources(name: str, num_workers: int, each: Mapping[str, float]) -> None:
+    """Refuse what the cluster could never place; Ray would wait for it for ever."""
+    import ray
+
+    exists = ray.cluster_resources()
+    short = [
+        f"{num_workers * number:g} {kind}s of {exists.get(kind, 0.0):g}"
+        for kind, number in each.items()
+        if num_workers * number > exists.get(kind, 0.0) + 1e-6  # fractions add up inexactly
+    ]
+    if short:
+        raise ValueError(
+            f"{name} must fit the cluster, but {num_workers} workers ask for {' and '.join(short)} "
+            "that it has; take fewer workers, or less for each"
+        )
 
 
 def _failure(name: str, rank: int, method: str, error: BaseException) -> str:
