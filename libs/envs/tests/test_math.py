@@ -271,3 +271,15 @@ def test_a_line_must_be_the_answer_and_nothing_else(
     row = {"prompt": "max(12, 45) =", "answer": "45", "stop": "\n"}
     (result,) = MathEnvironment(verifier).step([Rollout(row, 0, 0, (turn,))])
     assert result.reward == reward
+
+
+def test_a_row_without_an_answer_fails_alone(verifier: MathVerifier) -> None:
+    turn = Turn((1,), (2,), (-1.0,), "stop", 0, "45")
+    rows = [{"prompt": "a"}, {"prompt": "b", "answer": "45"}, {"prompt": "c", "answer": 45}]
+    rollouts = [Rollout(row, i, 0, (turn,)) for i, row in enumerate(rows)]
+    bad, good, number = MathEnvironment(verifier).step(rollouts)
+    assert good.reward == 1.0
+    assert math.isnan(bad.reward)
+    assert math.isnan(number.reward)
+    assert number.status == "error"
+    assert "got 45" in number.info["error"]

@@ -1,5 +1,6 @@
 import math
 
+import pytest
 from burnish_envs import Rollout, RolloutGroup, Turn, training_rows
 
 
@@ -46,3 +47,10 @@ def test_a_failed_rollout_keeps_its_row_and_trains_nothing():
 
 def test_no_groups_are_empty_columns():
     assert set(map(len, training_rows([]).values())) == {0}
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_trains_nothing(reward: float) -> None:
+    turn = Turn((1, 2), (3, 4), (-0.1, -0.2), "stop", 0, "")
+    rows = training_rows([RolloutGroup(0, (Rollout({}, 0, 0, (turn,), reward),))])
+    assert rows["token_mask"] == [[False] * 4]

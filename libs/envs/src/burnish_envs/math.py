@@ -208,8 +208,17 @@ class MathEnvironment:
         return row["prompt"]
 
     def step(self, rollouts: Sequence[Rollout]) -> Sequence[StepResult]:
-        verdicts = self._verifier.verify([(_answer_text(r), r.row["answer"]) for r in rollouts])
-        return [StepResult(v.score, done=True, status=v.status) for v in verdicts]
+        judged = [r for r in rollouts if isinstance(r.row.get("answer"), str)]
+        verdicts = iter(self._verifier.verify([(_answer_text(r), r.row["answer"]) for r in judged]))
+        results = []
+        for rollout in rollouts:
+            if isinstance(rollout.row.get("answer"), str):
+                verdict = next(verdicts)
+                results.append(StepResult(verdict.score, done=True, status=verdict.status))
+            else:  # its own failure, not that of the rows beside it
+                error = f"a row must have an answer as text, got {rollout.row.get('answer')!r}"
+                results.append(StepResult(math.nan, True, None, "error", {"error": error}))
+        return results
 
 
 @contextmanager

@@ -14,8 +14,8 @@ def training_rows(groups: Sequence[RolloutGroup]) -> dict[str, list[Any]]:
     end):
 
     - token_ids: int.
-    - token_mask: bool, True on sampled tokens: these are trained. All False where the reward is
-      NaN (a failed rollout teaches nothing and is counted nowhere).
+    - token_mask: bool, True on sampled tokens: these are trained. All False where the reward is not
+      finite (a failed rollout teaches nothing and is counted nowhere).
     - sampled_logprobs: float, the log-probs with which the tokens were sampled; 0.0 on others.
 
     Columns with one value for each row:
@@ -47,7 +47,7 @@ def _token_ids(rollout: Rollout) -> list[int]:
 
 
 def _token_mask(rollout: Rollout) -> list[bool]:
-    trained = not math.isnan(rollout.reward)
+    trained = math.isfinite(rollout.reward)
     return [
         value
         for turn in rollout.turns
