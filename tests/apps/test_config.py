@@ -1,15 +1,27 @@
 """Recipes and overrides: what wins, and what is refused, all at once and by name."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from burnish_apps.grpo.config import GrpoConfig
-from burnish_apps.grpo.main import RECIPES, load_rows
+from burnish_apps.grpo.inputs import load_rows
+from burnish_apps.grpo.main import RECIPES
 from burnish_apps.shell.config import ConfigError, load_config, save_config
 
 Write = Callable[..., Path]
+
+WHOLE_STATE = {"schema_version": 1, "step": 3, "weight_version": 3, "loader": {}}
+
+
+def write_state(folder: Path, state: object) -> Path:
+    """A checkpoint's folder with this state, and nothing in its model and optimizer."""
+    for name in ("model", "optimizer"):
+        (folder / name).mkdir(parents=True)
+    (folder / "state.json").write_text(json.dumps(state))
+    return folder
 
 
 def load(recipe: Path | str, *overrides: str, recipes: Path = RECIPES) -> GrpoConfig:
@@ -301,13 +313,13 @@ class TestContradictions:
         }
         config = load(write_recipe(recipe_content))
         config.check()
-        with pytest.raises(ConfigError, match=r"data: .*/nowhere.jsonl"):
+        with pytest.raises(
+            ConfigError, match=r"data.source: no problems for data.train: .*/nowhere.jsonl"
+        ):
             load_rows(config)
 
     def test_nothing_left_to_do_after_resuming(self, tiny_recipe: Path, tmp_path: Path) -> None:
-        path = tmp_path / "step_000003"
-        path.mkdir()
-        (path / "state.json").write_text('{"schema_version": 1, "step": 3}')
+        path = write_state(tmp_path / "step_000003", WHOLE_STATE)
         (problem,) = refused(tiny_recipe, f"resume_from={path}")
         assert "training.num_steps must exceed the 3 steps of" in problem
         load(tiny_recipe, f"resume_from={path}", "training.num_steps=4").check()
@@ -318,6 +330,119 @@ class TestContradictions:
         (problem,) = refused(tiny_recipe, f"resume_from={tmp_path / 'step_000009'}")
         assert problem.startswith("resume_from: ")
         assert "step_000009" in problem
+
+    @pytest.mark.parametrize(
+        ("state", "message"),
+        [
+            ([], "state.json cannot be read"),
+            ({"schema_version": 1}, "without step, weight_version, loader;"),
+            ({**WHOLE_STATE, "step": "3"}, "without step;"),
+            ({**WHOLE_STATE, "loader": None}, "without loader;"),
+        ],
+    )
+    def test_a_state_that_does_not_say_where_to_go_on(
+        self, tiny_recipe: Path, tmp_path: Path, state: object, message: str
+    ) -> None:
+        path = write_state(tmp_path / "step_000003", state)
+        (problem,) = refused(tiny_recipe, f"resume_from={path}", "training.num_steps=9")
+        assert problem.startswith("resume_from: ")
+        assert message in problem
+
+    @pytest.mark.parametrize("name", ["model", "optimizer"])
+    def test_a_checkpoint_that_lacks_a_folder(
+        self, tiny_recipe: Path, tmp_path: Path, name: str
+    ) -> None:
+        path = write_state(tmp_path / "step_000003", WHOLE_STATE)
+        (path / name).rmdir()
+        (problem,) = refused(tiny_recipe, f"resume_from={path}", "training.num_steps=9")
+        assert f"without {name};" in problem
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(
+        "override",
+        [
+            "training.learning_rate=.inf",
+            "training.max_grad_norm=.nan",
+            "training.clip_high=.inf",
+            "seed=2147483648",
+            "rollout.temperature=0.009",
+            "rollout.stop=['']",
+            "engine.gpus_per_engine=1.5",
+            "training.gpus_per_rank=.nan",
+            "name=a/b",
+            "name=..",
+            "name=''",
+        ],
+    )
+    def test_values_out_of_range(self, tiny_recipe: Path, override: str) -> None:
+        problems = refused(tiny_recipe, override)
+        assert all(problem.startswith(override.partition("=")[0]) for problem in problems), problems
+
+    @pytest.mark.parametrize(
+        "override",
+        [
+            "seed=2147483647",
+            "rollout.temperature=0.01",
+            "engine.gpus_per_engine=0.5",
+            "engine.gpus_per_engine=2",
+            "training.optimizer_args={betas: [0.9, 0.95], weight_decay: 0.1}",
+            "training.optimizer=torch.optim.SGD",
+        ],
+    )
+    def test_values_at_the_edge(self, tiny_recipe: Path, override: str) -> None:
+        load(tiny_recipe, override).check()
+
+    @pytest.mark.parametrize(
+        ("override", "start"),
+        [
+            ("optimizer_args={lr: 1}", "training.optimizer_args: must not hold lr"),
+            ("optimizer_args={params: []}", "training.optimizer_args: must not hold params"),
+            ("optimizer_args={weight_decay: abc}", "training.optimizer_args: torch.optim.AdamW"),
+            ("optimizer_args={weight_decay: .nan}", "training.optimizer_args: torch.optim.AdamW"),
+            ("optimizer_args={betas: [2, 3]}", "training.optimizer_args: torch.optim.AdamW"),
+            ("optimizer_args={betas: 3}", "training.optimizer_args: torch.optim.AdamW"),
+            ("optimizer=torch.optim", "training.optimizer: must name a class"),
+            ("optimizer=hostile_task.syntax.Adam", "training.optimizer: "),
+        ],
+    )
+    def test_optimizers_are_built_once(self, tiny_recipe: Path, override: str, start: str) -> None:
+        (problem,) = refused(tiny_recipe, f"training.{override}")
+        assert problem.startswith(start)
+
+    def test_folders_in_the_home_folder(
+        self, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", "/home/someone")
+        config = load(tiny_recipe, "run_dir=~/x", "resume_from=~/y/step_000001")
+        assert (config.run_dir, config.resume_from) == (
+            "/home/someone/x",
+            "/home/someone/y/step_000001",
+        )
+
+
+class TestMergesThatFail:
+    def test_a_mandatory_value(self, write_recipe: Write, recipe_content: dict[str, Any]) -> None:
+        recipe_content["model"]["source"] = "???"
+        path = write_recipe(recipe_content)
+        load(path, "model.source=x")
+        (problem,) = refused(path)
+        assert problem.startswith("recipe and overrides cannot be merged: MissingMandatoryValue")
+
+    def test_defaults_that_refer_to_nothing(self, write_recipe: Write) -> None:
+        (problem,) = refused(write_recipe({"defaults": "${nope}"}))
+        assert "defaults must be a list of recipes" in problem
+
+    @pytest.mark.parametrize(("base", "top"), [({"a": [1]}, {"a": {"b": 1}}), ({"a": 1}, {3: 1})])
+    def test_other_kinds_of_values(
+        self, write_recipe: Write, recipe_content: dict[str, Any], base: Any, top: Any
+    ) -> None:
+        write_recipe({**recipe_content, **base}, "base")
+        assert refused(write_recipe({"defaults": ["base"], **top}, "top"))
+
+    @pytest.mark.parametrize("override", ["training.num_steps.x=1", "rollout.stop.x=1"])
+    def test_keys_below_a_value(self, tiny_recipe: Path, override: str) -> None:
+        assert refused(tiny_recipe, override)
 
 
 class TestSavedConfig:

@@ -1,5 +1,7 @@
 """What is checked with model and data at hand, before any process starts."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,11 @@ import pytest
 import tiny_task
 from burnish_apps.grpo import preflight as preflight_module
 from burnish_apps.grpo.config import GrpoConfig
+from burnish_apps.grpo.inputs import load_tokenizer
 from burnish_apps.grpo.main import RECIPES
 from burnish_apps.grpo.preflight import kv_bytes, num_parameters, preflight
 from burnish_apps.shell.config import ConfigError, load_config
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig
 
 # 2 layers of q, k, v, o (64 x 64 each), 3 MLP matrices (64 x 128), 2 norms; 300 x 64 embeddings,
 # tied; the last norm.
@@ -131,6 +134,78 @@ def test_memory_of_other_machines_is_not_judged(
 ) -> None:
     monkeypatch.setattr(preflight_module, "available_bytes", lambda: 0)
     assert problems(config("ray_address=127.0.0.1:6379")) == []
+
+
+def test_gpus_that_are_not_there(
+    config: Config, problems: Problems, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert problems(config("training.gpus_per_rank=0.5", "engine.gpus_per_engine=0.5")) == []
+    too_many = ("training.gpus_per_rank=1", "engine.gpus_per_engine=0.5")
+    (problem,) = problems(config(*too_many))
+    assert "this machine's 1 GPUs, got 1.5 for 1 engines and 1 ranks" in problem
+    assert problems(config(*too_many, "ray_address=127.0.0.1:6379")) == []
+
+
+def test_models_without_grouped_heads() -> None:
+    model = PreTrainedConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
+    assert kv_bytes(model, 100, 4) == 128 * 2 * 2 * 2 * 32 * 4
+
+
+def test_messages_need_a_chat_template(config: Config, tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = None
+    preflight(config(), tiny_model, tokenizer, [{"prompt": "x"}])
+    with pytest.raises(ConfigError, match=r"model\.source: its tokenizer must have a chat templ"):
+        preflight(config(), tiny_model, tokenizer, tiny_task.rows(2, seed=0))
+
+
+def test_a_template_that_fails_names_the_row(config: Config, tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = "{{ raise_exception('never') }}"
+    with pytest.raises(ConfigError, match=r"data\.source: the prompt of row tiny-0-1 fails.*never"):
+        preflight(config(), tiny_model, tokenizer, tiny_task.rows(2, seed=0))
+
+
+@pytest.fixture
+def broken_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """A copy to break."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "broken"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"[]", "its config cannot be used"),
+        ("config.json", b"{", "its config cannot be used"),
+        ("config.json", b'{"model_type": "no_such_type"}', "its config cannot be used"),
+        ("model.safetensors", b"short", "its weights cannot be read"),
+        ("model.safetensors", None, "its weights cannot be read"),
+        ("tokenizer.json", b"[]", "its tokenizer cannot be read"),
+    ],
+)
+def test_a_broken_model(
+    config: Config, broken_model: Path, name: str, content: bytes | None, message: str
+) -> None:
+    (broken_model / name).unlink()
+    if content is not None:
+        (broken_model / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"model.source: {message}"):
+        preflight(config(), broken_model, load_tokenizer(broken_model), [{"prompt": "x"}])
+
+
+def test_truncated_weights(config: Config, broken_model: Path) -> None:
+    path = broken_model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"model\.source: its weights .*whole safetensors file"):
+        preflight(config(), broken_model, load_tokenizer(broken_model), [{"prompt": "x"}])
+
+
+def test_a_model_that_would_not_be_computed_exactly(config: Config, broken_model: Path) -> None:
+    path = broken_model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"final_logit_softcapping": 30.0}))
+    with pytest.raises(ConfigError, match=r"model\.source: its config .*final_logit_softcapping"):
+        preflight(config(), broken_model, load_tokenizer(broken_model), [{"prompt": "x"}])
 
 
 def test_lengths_and_memory_are_told_at_once(config: Config, problems: Problems) -> None:

@@ -164,6 +164,9 @@ def test_a_run_directory_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     assert make_run_directory("a/b", "name") == Path("a/b")
     assert make_run_directory(None, "name").match("runs/name-*-*")
-    (tmp_path / "a" / "b" / "metrics.jsonl").touch()
+    metrics = tmp_path / "a" / "b" / "metrics.jsonl"
+    metrics.touch()
+    assert make_run_directory("a/b", "name") == Path("a/b")  # nothing was done there
+    metrics.write_text("{}")
     with pytest.raises(ConfigError, match="a/b holds an earlier run"):
         make_run_directory("a/b", "name")

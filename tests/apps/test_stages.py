@@ -11,7 +11,13 @@ import tiny_task
 from burnish_apps.grpo import stages
 from burnish_apps.grpo.config import GrpoConfig
 from burnish_apps.grpo.main import RECIPES, is_due, training_sampling
-from burnish_apps.grpo.report import sample_line, sample_record, step_line, with_rates
+from burnish_apps.grpo.report import (
+    sample_line,
+    sample_record,
+    step_line,
+    summary,
+    with_rates,
+)
 from burnish_apps.shell.config import load_config
 from burnish_distributed import shard_batch
 from burnish_envs import Rollout, RolloutGroup, Turn
@@ -269,6 +275,12 @@ def test_steps_without_a_judgement_end_the_run_when_they_follow_one_another() ->
         stages.count_failed_steps(failed, count)
 
 
+def test_a_first_validation_without_a_judgement_ends_the_run() -> None:
+    stages.check_judged(make_groups([[math.nan], [0.0]]))
+    with pytest.raises(stages.RolloutError, match=r"all 2 failed in the first .* error: no text"):
+        stages.check_judged(make_groups([[math.nan], [math.nan]]))
+
+
 def test_step_seeds_differ_and_stay() -> None:
     seeds = {stages.step_seed(seed, step) for seed in range(20) for step in range(200)}
     assert len(seeds) == 4000
@@ -298,6 +310,12 @@ class TestReport:
         assert line.startswith("reward -  right -")
         assert "mismatch -" in line
         assert "reward 0.500" in step_line({"reward/mean": 0.5})
+
+    def test_a_summary_of_what_was_judged(self) -> None:
+        assert summary([math.nan, 0.25, 0.75], [0.5, math.nan]) == (
+            "reward: first 2 steps 0.500, last 2 0.500; held-out accuracy: 0.500 -> 0.500"
+        )
+        assert summary([math.nan], [0.5]) == summary([1.0], []) == "nothing was judged"
 
     def test_samples(self) -> None:
         failed = rollout(0, 1, math.nan, [5])

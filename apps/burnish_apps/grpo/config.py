@@ -166,7 +166,7 @@ class GrpoConfig(Section):
             optimizer = optimizer_class(path)
             if not callable(optimizer):
                 raise ValueError(f"must name a class, got {path!r}, which is none")
-        except (Exception, SystemExit) as error:  # a module may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a module may raise anything)
             return [f"training.optimizer: {cause(error)}"]
         problems = argument_problems(optimizer, ["params", "lr", *arguments], where)
         if problems:
@@ -176,7 +176,7 @@ class GrpoConfig(Section):
             built: object = build_optimizer(
                 [parameter], optimizer=path, learning_rate=rate, optimizer_args=arguments
             )
-        except Exception as error:  # whatever its constructor raises
+        except Exception as error:  # noqa: BLE001  (whatever its constructor raises)
             return [f"{where}: {path} cannot be built with {arguments}, {cause(error)}"]
         if isinstance(built, torch.optim.Optimizer):
             return []
@@ -187,7 +187,7 @@ class GrpoConfig(Section):
         try:
             state = read_state(checkpoint)
             done = state.get("step")
-        except Exception as error:  # whatever a file may hold
+        except Exception as error:  # noqa: BLE001  (whatever the file may hold)
             return [f"resume_from: {checkpoint}/state.json cannot be read, {cause(error)}"]
         kinds = {"step": int, "weight_version": int, "loader": dict}
         lacks = [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]

@@ -67,7 +67,7 @@ def length_problems(
     for i, row in enumerate(rows):
         try:
             lengths.append(len(render_prompt(tokenizer, row["prompt"])))
-        except Exception as error:  # whatever a template raises
+        except Exception as error:  # noqa: BLE001  (whatever a template raises)
             return [f"data.source: the prompt of row {row.get('id', i)} fails, {cause(error)}"]
     too_long = [i for i, length in enumerate(lengths) if length > room]
     if not too_long:
@@ -84,7 +84,8 @@ def length_problems(
 def gpu_problems(config: GrpoConfig) -> list[str]:
     """More GPUs than this machine has, where the run is to be on it: it would wait for ever."""
     engine, training = config.engine, config.training
-    asked = engine.num_engines * engine.gpus_per_engine + training.num_ranks * training.gpus_per_rank
+    asked = engine.num_engines * engine.gpus_per_engine
+    asked += training.num_ranks * training.gpus_per_rank
     if config.ray_address is not None or asked <= (found := torch.cuda.device_count()):
         return []
     return [

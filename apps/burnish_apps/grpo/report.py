@@ -169,6 +169,6 @@ def sample_record(step: int, rollout: Rollout) -> dict[str, object]:
         "completions": [turn.text for turn in rollout.turns],
         "finish_reason": rollout.turns[-1].finish_reason,
         "weight_version": rollout.turns[-1].weight_version,
-        "reward": None if math.isnan(rollout.reward) else rollout.reward,
+        "reward": rollout.reward if math.isfinite(rollout.reward) else None,
         "status": rollout.status,
     }

@@ -130,7 +130,7 @@ def check_judged(groups: Sequence[RolloutGroup]) -> None:
 
 def all_failed(groups: Sequence[RolloutGroup]) -> bool:
     """Whether no rollout could be judged."""
-    return all(math.isnan(rollout.reward) for group in groups for rollout in group.rollouts)
+    return all(not math.isfinite(rollout.reward) for group in groups for rollout in group.rollouts)
 
 
 def failure(groups: Sequence[RolloutGroup], when: str) -> str:
@@ -145,7 +145,7 @@ def failure(groups: Sequence[RolloutGroup], when: str) -> str:
 def rollout_statistics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Rewards, lengths and failures; failed rollouts (NaN rewards) are counted, not averaged."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    rewards = [rollout.reward for rollout in rollouts if not math.isnan(rollout.reward)]
+    rewards = [rollout.reward for rollout in rollouts if math.isfinite(rollout.reward)]
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     return {
         "reward/mean": float(np.mean(rewards)) if rewards else math.nan,

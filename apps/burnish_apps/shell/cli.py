@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.reconfigure(line_buffering=True)  # also into a pipe or a file
         return _run(options.app, options.recipe, options.overrides)
     except KeyboardInterrupt as interruption:
-        print(f"burnish: ended by {interruption or 'SIGINT'}", file=sys.stderr)  # noqa: T201
+        print(f"burnish: ended by {str(interruption) or 'SIGINT'}", file=sys.stderr)  # noqa: T201
         return getattr(interruption, "exit_code", EXIT_INTERRUPTED)
 
 

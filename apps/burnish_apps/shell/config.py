@@ -28,9 +28,10 @@ class ConfigError(ValueError):
 
 
 def cause(error: BaseException) -> str:
-    """What went wrong, in one line; a ValueError's text speaks for itself."""
+    """What went wrong, in one line; the texts of plain errors speak for themselves."""
     text = " ".join(str(error).split())[:MAX_CAUSE_CHARACTERS]
-    return text if text and type(error) is ValueError else f"{type(error).__name__}: {text}"
+    is_plain = type(error) in (ValueError, RuntimeError) and text
+    return text if is_plain else f"{type(error).__name__}: {text}"
 
 
 @contextmanager
@@ -94,7 +95,7 @@ def import_object(path: str) -> Any:
     module, colon, name = path.partition(":")
     try:
         if not colon:
-            raise ImportError("there is no colon in it")
+            raise ValueError("there is no colon in it")
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # a module may raise anything
         found = f"{path!r} ({cause(error)})"

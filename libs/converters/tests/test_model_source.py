@@ -119,3 +119,22 @@ def test_a_hub_that_cannot_be_reached_is_a_clear_error(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert "must be reachable and hold 'owner/no-such-model'" in output.stdout, output.stderr
+
+
+def test_a_misspelt_folder_is_told_apart_within_seconds(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path\n"
+        "os.environ |= {'HF_ENDPOINT': 'http://127.0.0.1:1', 'HF_HOME': sys.argv[1]}\n"
+        "os.environ.pop('HF_HUB_OFFLINE', None)\n"
+        "from burnish_converters.model_source import resolve_model\n"
+        "start = time.monotonic()\n"
+        "try: resolve_model('models/typo', Path(sys.argv[1]))\n"
+        "except RuntimeError as error: print(error)\n"
+        "print(time.monotonic() - start)\n"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    message, taken_s = output.stdout.strip().rsplit("\n", 1)
+    assert message.startswith("there is no folder 'models/typo' here, and as a hub id the hub must")
+    assert float(taken_s) < 10
