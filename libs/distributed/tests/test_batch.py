@@ -207,3 +207,19 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0]
     exec(compile(example, "README.md", "exec"), {})
     assert capsys.readouterr().out == "[8 9] ((0,),)\n[3]\n"
+
+
+@pytest.mark.parametrize(
+    "indices", [[-2], [3], np.array([True, False, False]), [0.9], np.array([0.0])]
+)
+def test_select_takes_whole_numbers_in_range_only(indices: object) -> None:
+    rows = [{"token_ids": [1, 2]}, {"token_ids": [3, 4]}, {"token_ids": [5, 6]}]
+    batch = RaggedBatch.from_rows(rows, {"index": [10, 20, 30]})
+    with pytest.raises(ValueError, match="whole numbers from 0 to 2"):
+        batch.select(indices)  # type: ignore[arg-type]
+    assert batch.select([]).num_sequences == 0
+
+
+def test_lengths_are_whole_numbers() -> None:
+    with pytest.raises(ValueError, match="integer array of counts"):
+        RaggedBatch(np.array([1.5, 1.5]), {"token_ids": np.arange(3)})  # type: ignore[arg-type]

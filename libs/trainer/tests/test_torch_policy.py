@@ -15,6 +15,7 @@ import torch.multiprocessing as mp
 from burnish_distributed import RaggedBatch, initialize_process_group, shard_batch
 from burnish_losses.reduce import LossOutput, Metric, Term, masked_sum
 from burnish_trainer import NonFiniteGradientError, TorchPolicy, latest_checkpoint
+from burnish_trainer.checkpoint import delete_old_checkpoints
 from torch import Tensor
 from transformers import (
     Gemma2Config,
@@ -409,3 +410,71 @@ def test_small_steps_are_not_lost_in_bfloat16(checkpoint: str, tmp_path: Path) -
 def test_bfloat16_without_a_process_group_is_refused(checkpoint: str) -> None:
     with pytest.raises(ValueError, match="bfloat16 needs a process group"):
         TorchPolicy(checkpoint, learning_rate=1e-6, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "layout", "message"),
+    [
+        ([(0, 1, 2, 3, 4, 5)], "packed", "each of the 7 sequences exactly once"),
+        ([*ONE, (0,)], "packed", "exactly once"),
+        ([], "packed", "exactly once"),
+        (ONE, "packd", "layout must be one of packed, padded, fixed"),
+    ],
+)
+def test_a_plan_of_another_batch_is_refused(
+    checkpoint: str, micro_batches: list[tuple[int, ...]], layout: str, message: str
+) -> None:
+    policy, batch = sgd_policy(checkpoint), recorded_batch()
+    with pytest.raises(ValueError, match=message):
+        policy.train_step(batch, micro_batches, weighted_nll, layout=layout)
+    with pytest.raises(ValueError, match=message):
+        policy.logprobs(batch, micro_batches, layout=layout)
+
+
+def test_a_step_that_raised_leaves_no_gradient_behind(checkpoint: str) -> None:
+    batch = recorded_batch()
+    clean = sgd_policy(checkpoint).train_step(batch, SPLIT, weighted_nll)
+    calls = []
+
+    def fails_later(logprobs: Tensor, columns: Mapping[str, Tensor]) -> LossOutput:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("the loss failed")
+        return weighted_nll(logprobs, columns)
+
+    policy = sgd_policy(checkpoint)
+    with pytest.raises(RuntimeError, match="the loss failed"):
+        policy.train_step(batch, SPLIT, fails_later)
+    assert policy.train_step(batch, SPLIT, weighted_nll) == clean
+
+
+def test_weights_that_are_not_the_configs_are_refused(tmp_path: Path) -> None:
+    FAMILIES["llama"]().save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(
+        config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3')
+    )
+    with pytest.raises(ValueError, match=r"missing_keys: \['model.layers.2"):
+        sgd_policy(str(tmp_path))
+
+
+def test_stray_folders_and_leftovers_do_not_stop_deletion(checkpoint: str, tmp_path: Path) -> None:
+    policy = sgd_policy(checkpoint)
+    for step in (1, 2):
+        policy.save(tmp_path / f"step_{step:06d}", {"step": step, "schema_version": 7})
+    (tmp_path / "step_best").mkdir()
+    (tmp_path / "step_best" / "state.json").write_text("{}")
+    (tmp_path / "step_000001.incomplete").mkdir()
+    (tmp_path / "step_000001.incomplete" / "left").write_text("over")
+    delete_old_checkpoints(tmp_path, keep=1)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_000002"
+    assert not (tmp_path / "step_000001").exists()
+    assert policy.load(tmp_path / "step_000002")["step"] == 2
+
+
+def test_an_overwritten_checkpoint_is_the_new_one(checkpoint: str, tmp_path: Path) -> None:
+    policy = sgd_policy(checkpoint)
+    policy.save(tmp_path / "step_000001", {"try": 1})
+    policy.save(tmp_path / "step_000001", {"try": 2})
+    assert policy.load(tmp_path / "step_000001")["try"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]

@@ -36,9 +36,14 @@ class RaggedBatch:
     sequence_columns: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.lengths.ndim != 1 or (self.lengths < 0).any():
+        if (
+            not isinstance(self.lengths, np.ndarray)
+            or not np.issubdtype(self.lengths.dtype, np.integer)
+            or self.lengths.ndim != 1
+            or (self.lengths < 0).any()
+        ):
             raise ValueError(
-                f"lengths must be a one-dimensional array of counts, got {self.lengths!r}; "
+                f"lengths must be a one-dimensional integer array of counts, got {self.lengths!r}; "
                 "give one non-negative length per sequence"
             )
         _check_sizes(self.token_columns, self.num_tokens, "token", "sum of lengths")
@@ -92,7 +97,16 @@ class RaggedBatch:
 
     def select(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> RaggedBatch:
         """The sequences at ``indices``, in that order."""
-        chosen = np.asarray(indices, dtype=np.int64)
+        chosen = np.asarray(indices)
+        if chosen.size == 0:
+            chosen = chosen.astype(np.int64)
+        if not np.issubdtype(chosen.dtype, np.integer) or (
+            chosen.size and not 0 <= chosen.min() <= chosen.max() < self.num_sequences
+        ):
+            raise ValueError(
+                f"indices must be whole numbers from 0 to {self.num_sequences - 1}, got {indices}; "
+                "turn a boolean mask into indices with np.flatnonzero"
+            )
         offsets = self.offsets
         spans = [np.arange(offsets[i], offsets[i + 1]) for i in chosen]
         positions = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)

@@ -67,6 +67,9 @@ class Worker:
         self._group, self._rank = group, rank
 
     def __getattr__(self, method: str) -> Any:
+        if method.startswith("_"):  # what copy and pickle look for is not there
+            raise AttributeError(method)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             submitted = [self._group.submit(self._rank, method, args, kwargs)]
             return self._group.wait(submitted, method, ranks=[self._rank])[0]

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from burnish_packing.torch.attention_mask import attention_forward
 from transformers import AttentionInterface, PreTrainedConfig
 
 ATTENTION = "burnish_packed"
+LOADING_FAULTS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 
 # No mask function is registered with it, so transformers builds no mask of its own.
 AttentionInterface.register(ATTENTION, attention_forward)
+
+
+def check_loaded(info: Mapping[str, Any], source: Path) -> None:
+    """Refuse a checkpoint whose weights are not those of its config.
+
+    Args:
+        info: what ``from_pretrained(..., output_loading_info=True)`` tells.
+        source: the checkpoint's folder.
+
+    Raises:
+        ValueError: if a weight is missing (it would be random), left over, or of another shape.
+    """
+    wrong = {kind: sorted(map(str, info.get(kind) or [])) for kind in LOADING_FAULTS}
+    if any(wrong.values()):
+        told = "; ".join(f"{kind}: {names[:3]}" for kind, names in wrong.items() if names)
+        raise ValueError(
+            f"the weights in {source} must be those of its config.json, got {told}; fetch or "
+            "convert the checkpoint again"
+        )
 
 
 def check_supported(config: PreTrainedConfig) -> None:

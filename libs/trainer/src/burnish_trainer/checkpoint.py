@@ -75,11 +75,17 @@ def save_checkpoint(
         )
     barrier()
     if rank() == 0:
-        content = {"schema_version": SCHEMA_VERSION, **state}
+        content = {**state, "schema_version": SCHEMA_VERSION}
         (partial / "state.json").write_text(json.dumps(content, indent=2))
         _flush(partial)
-        shutil.rmtree(directory, ignore_errors=True)
-        partial.rename(directory)
+        if directory.exists():  # out of the way first, deleted only once the new one is in place
+            replaced = directory.with_name(directory.name + ".replaced" + INCOMPLETE)
+            shutil.rmtree(replaced, ignore_errors=True)
+            directory.rename(replaced)
+            partial.rename(directory)
+            shutil.rmtree(replaced)
+        else:
+            partial.rename(directory)
         _flush(directory.parent, recurse=False)
     barrier()
 
@@ -142,14 +148,20 @@ def delete_old_checkpoints(directory: Path, keep: int) -> None:
     """Delete all whole checkpoints in ``directory`` but the ``keep`` of the highest steps."""
     for path in sorted(_whole_checkpoints(directory), key=_step)[: -max(keep, 1)]:
         # Renamed first: a deletion that is cut short leaves nothing that looks whole.
-        shutil.rmtree(path.rename(path.with_name(path.name + INCOMPLETE)))
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    doomed = path.with_name(path.name + INCOMPLETE)
+    shutil.rmtree(doomed, ignore_errors=True)  # what an interrupted run may have left
+    shutil.rmtree(path.rename(doomed))
 
 
 def _whole_checkpoints(directory: Path) -> list[Path]:
     return [
         path
         for path in directory.glob("step_*")
-        if INCOMPLETE not in path.name and (path / "state.json").is_file()
+        if path.name.removeprefix("step_").isdecimal() and (path / "state.json").is_file()
     ]
 
 

@@ -16,7 +16,7 @@ from burnish_packing.torch import ModelBatch, empty_batch, pack_sequences, pad_s
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from burnish_trainer.attention import ATTENTION, check_supported
+from burnish_trainer.attention import ATTENTION, check_loaded, check_supported
 from burnish_trainer.checkpoint import load_checkpoint, save_checkpoint
 from burnish_trainer.optim import build_optimizer, warm_up
 from burnish_trainer.parallelize import full_tensor, shard_parameters
@@ -24,6 +24,7 @@ from burnish_trainer.policy import LossFunction, NonFiniteGradientError
 from burnish_trainer.scoring import ScoringModel
 
 MicroBatches = Sequence[Sequence[int]]
+LAYOUTS = ("packed", "padded", "fixed")
 
 
 class TorchPolicy:
@@ -129,8 +130,10 @@ class TorchPolicy:
             ValueError: if no token of the whole batch is trained.
             NonFiniteGradientError: if the gradient is NaN or infinite; nothing has changed.
         """
+        _check_plan(batch, micro_batches, layout)
         counts = _global_counts(batch, self._model.device())
         self._model.train()
+        self._optimizer.zero_grad()  # a step that raised may have left gradients behind
         parts: list[Mapping[str, Metric]] = []
         loss_sum = torch.zeros((), dtype=torch.float64)
         for indices in micro_batches:
@@ -192,9 +195,15 @@ class TorchPolicy:
     def _load_model(self, dtype: str, gradient_checkpointing: bool = False) -> ScoringModel:
         config = AutoConfig.from_pretrained(self._source)
         check_supported(config)
-        model = AutoModelForCausalLM.from_pretrained(
-            self._source, config=config, dtype=torch.float32, attn_implementation=ATTENTION
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            self._source,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=ATTENTION,
+            output_loading_info=True,
         )
+        model, info = loaded
+        check_loaded(info, self._source)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable()
         scoring = ScoringModel(model)
@@ -207,6 +216,18 @@ class TorchPolicy:
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         torch.nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
         return float(full_tensor(norm))
+
+
+def _check_plan(batch: RaggedBatch, micro_batches: MicroBatches, layout: str) -> None:
+    """ValueError unless each sequence is planned once, in a layout that is known."""
+    planned = sorted(i for indices in micro_batches for i in indices)
+    if not micro_batches or planned != list(range(batch.num_sequences)):
+        raise ValueError(
+            f"micro-batches must name each of the {batch.num_sequences} sequences exactly once, "
+            f"got {[list(indices) for indices in micro_batches]}; plan them from this batch's lengths"
+        )
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
 
 
 def _lay_out(batch: RaggedBatch, layout: str) -> ModelBatch:
@@ -240,6 +261,7 @@ def _score(
     layout: str,
     temperature: float,
 ) -> npt.NDArray[np.float32]:
+    _check_plan(batch, micro_batches, layout)
     model.eval()
     offsets = batch.offsets
     result = np.zeros(batch.num_tokens, dtype=np.float32)
