@@ -217,3 +217,17 @@ def test_a_second_copy_under_other_names_is_left_alone(
     write_checkpoint(tmp_path, weights.items(), source=untied, max_shard_bytes=max_shard_bytes)
     save_file({"other.name": torch.ones(2)}, tmp_path / "consolidated.safetensors")
     assert dict(read_weights(tmp_path)).keys() == weights.keys()
+
+
+@pytest.mark.parametrize("max_shard_bytes", [4 << 30, 1], ids=["one shard", "two shards"])
+def test_a_name_given_twice_is_refused(untied: Path, tmp_path: Path, max_shard_bytes: int) -> None:
+    weights = [("w", torch.ones(1)), ("w", torch.zeros(1))]
+    with pytest.raises(ValueError, match="a name of its own, got 'w' twice"):
+        write_checkpoint(tmp_path, weights, source=untied, max_shard_bytes=max_shard_bytes)
+
+
+@pytest.mark.parametrize("text", ['{"metadata": {}}', "[]", '{"weight_map": {}}', "{", ""])
+def test_an_index_that_names_no_files_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json must "):
+        list(read_weights(tmp_path))

@@ -92,3 +92,13 @@ def test_a_loader_needs_rows_and_a_batch_size():
         PromptLoader([], 2, seed=0)
     with pytest.raises(ValueError, match="got 1 rows and batch_size=0"):
         PromptLoader(["a"], 0, seed=0)
+
+
+@pytest.mark.parametrize("position", [-1, 2.5, None, True])
+def test_a_position_that_cannot_be_is_refused(position):
+    loader = PromptLoader(range(10), 3, seed=0)
+    next(loader)
+    before = loader.state_dict()
+    with pytest.raises(ValueError, match=f"position must be .* 0 or more, got {position}"):
+        loader.load_state_dict({**before, "position": position})
+    assert loader.state_dict() == before

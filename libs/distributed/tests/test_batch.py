@@ -223,3 +223,12 @@ def test_select_takes_whole_numbers_in_range_only(indices: object) -> None:
 def test_lengths_are_whole_numbers() -> None:
     with pytest.raises(ValueError, match="integer array of counts"):
         RaggedBatch(np.array([1.5, 1.5]), {"token_ids": np.arange(3)})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("column", [[1, 2, 3], (1, 2, 3), None])
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_columns_are_arrays(kind: str, column: object) -> None:
+    columns: dict[str, Any] = {"x": column}
+    lengths = np.array([1, 1, 1])
+    with pytest.raises(ValueError, match=f"{kind} column 'x' must be a NumPy array, got a "):
+        RaggedBatch(lengths, columns if kind == "token" else {}, columns if kind != "token" else {})

@@ -27,6 +27,13 @@ def test_defaults_are_the_plain_distribution() -> None:
         ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
         ({"top_p": 1.01}, r"top_p must lie in \(0, 1\], got 1.01"),
         ({"top_p": math.nan}, r"top_p must lie in \(0, 1\], got nan"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be at least 1, got 2.5; give a whole"),
+        ({"max_new_tokens": True}, "max_new_tokens must be .* got True"),
+        ({"max_new_tokens": "8"}, "max_new_tokens must be .* got '8'"),
+        ({"stop": "END"}, "stop must be a tuple of texts .* got 'END'; write one"),
+        ({"stop": ("END", "")}, r"stop must be .* not empty, got \('END', ''\)"),
+        ({"stop": (7,)}, r"stop must be a tuple of texts .* got \(7,\)"),
+        ({"stop": None}, "stop must be a tuple of texts .* got None"),
         ({"top_k": -1}, r"top_k must be 0 \(all tokens\) or positive, got -1"),
     ],
 )
@@ -35,7 +42,9 @@ def test_settings_out_of_range_are_refused(change: dict[str, Any], message: str)
         Sampling(**{"max_new_tokens": 4, **change})
 
 
-@pytest.mark.parametrize("change", [{"temperature": 0}, {"top_p": 1}, {"top_k": 0}])
+@pytest.mark.parametrize(
+    "change", [{"temperature": 0}, {"top_p": 1}, {"top_k": 0}, {"stop": ["a"]}]
+)
 def test_settings_on_the_border_are_taken(change: dict[str, Any]) -> None:
     Sampling(max_new_tokens=1, **change)
 

@@ -247,3 +247,19 @@ def test_columns_must_be_aligned() -> None:
     batch["advantages"] = torch.ones(2)  # one per sequence: would broadcast or fail far away
     with pytest.raises(ValueError, match=r"Column advantages must be aligned .*\(5,\), got \(2,\)"):
         grpo_loss(logprobs, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32])
+def test_the_mask_is_bool(dtype: torch.dtype) -> None:
+    logprobs, batch = two_sequences()
+    batch["token_mask"] = batch["token_mask"].to(dtype)
+    with pytest.raises(ValueError, match=f"token_mask must be bool, got {dtype}"):
+        grpo_loss(logprobs, batch)
+
+
+@pytest.mark.parametrize("name", ["clip_low", "clip_high", "kl_coefficient"])
+def test_a_setting_that_is_nan_is_refused(name: str) -> None:
+    logprobs, batch = two_sequences()
+    batch["reference_logprobs"] = torch.full((5,), OLD)
+    with pytest.raises(ValueError, match=r"must be 0 or more, got .*nan"):
+        grpo_loss(logprobs, batch, **{name: math.nan})

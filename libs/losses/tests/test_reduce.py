@@ -78,7 +78,7 @@ def test_sequence_sums_of_nothing() -> None:
 
 
 def test_sequence_sums_refuses_foreign_boundaries() -> None:
-    with pytest.raises(ValueError, match="number of tokens, 3, got 4"):
+    with pytest.raises(ValueError, match=r"number of tokens, 3, got \[0, 4\]"):
         sequence_sums(torch.zeros(3), torch.tensor([0, 4]))
 
 
@@ -150,3 +150,18 @@ def test_one_name_has_one_declaration() -> None:
 def test_a_mean_names_its_unit() -> None:
     with pytest.raises(ValueError, match="must name its unit"):
         Metric(scalar(1.0), None, "mean")
+
+
+@pytest.mark.parametrize("cu_seqlens", [[1, 3], [-1, 3], [3], []])
+def test_boundaries_start_at_the_first_token(cu_seqlens: list[int]) -> None:
+    boundaries = torch.tensor(cu_seqlens, dtype=torch.int32)
+    with pytest.raises(ValueError, match="must start at 0 and end at the number of tokens, 3"):
+        sequence_sums(torch.ones(3), boundaries)
+    with pytest.raises(ValueError, match="must start at 0"):
+        count(torch.ones(3, dtype=torch.bool), boundaries)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32])
+def test_a_mask_that_is_not_bool_is_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=f"token_mask must be bool, got {dtype}"):
+        count(torch.tensor([0, 2, 1], dtype=dtype), torch.tensor([0, 3]))

@@ -208,6 +208,33 @@ def test_a_broken_plan_is_refused() -> None:
         MicroBatchPlan.from_json(json.dumps({**fields, "ranks": [[[0]], [[0]]]}))
     with pytest.raises(ValueError, match=r"same number of micro-batches, got \[2, 0\]"):
         MicroBatchPlan.from_json(json.dumps({**fields, "ranks": [[[0], [1]], []]}))
+    for name in ("mode", "max_tokens", "pad_multiple", "lengths", "ranks", "costs"):
+        rest = {key: value for key, value in fields.items() if key != name}
+        with pytest.raises(ValueError, match=rf"got one with \['{name}'\] missing"):
+            MicroBatchPlan.from_json(json.dumps(rest))
+    with pytest.raises(ValueError, match=r"\[\] missing and \['rank'\] unknown"):
+        MicroBatchPlan.from_json(json.dumps({**fields, "rank": 0}))
+
+
+@pytest.mark.parametrize(
+    ("mode", "changed", "num_tokens"),
+    [
+        ("packed", {"max_tokens": 6}, 7),
+        ("packed", {"max_tokens": 7, "pad_multiple": 8}, 8),
+        ("padded", {"max_tokens": 7}, 8),
+        ("fixed", {"max_tokens": 7}, 8),
+    ],
+)
+def test_a_plan_over_its_budget_is_refused(mode, changed, num_tokens) -> None:
+    fields = json.loads(plan([3, 4], mode).to_json())
+    with pytest.raises(ValueError, match=f"= {changed['max_tokens']}, got {num_tokens} tokens"):
+        MicroBatchPlan.from_json(json.dumps({**fields, **changed}))
+
+
+def test_a_plan_whose_shared_prefix_makes_it_fit_is_read() -> None:
+    shared = plan([6, 7], max_tokens=8, prefix_ids=[0, 0], prefix_lengths=[5, 5])
+    assert shared.ranks == (((0, 1),),)
+    assert MicroBatchPlan.from_json(shared.to_json()) == shared
 
 
 @pytest.mark.parametrize(

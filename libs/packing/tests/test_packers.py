@@ -185,6 +185,12 @@ def test_json_both_ways() -> None:
         Packing.from_json(json.dumps({**fields, "schema_version": 2}))
     with pytest.raises(ValueError, match="each of 6 sequences once"):
         Packing.from_json(json.dumps({**fields, "bins": [[0, 0, 1, 2, 3, 4]]}))
+    with pytest.raises(ValueError, match="capacity = 10, got 29 tokens"):
+        Packing.from_json(json.dumps({**fields, "bins": [[0, 1, 2, 3, 4, 5]]}))
+    for name in ("bins", "lengths", "capacity", "lower_bound"):
+        rest = {key: value for key, value in fields.items() if key != name}
+        with pytest.raises(ValueError, match=rf"got one with \['{name}'\] missing"):
+            Packing.from_json(json.dumps(rest))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from burnish_tracking import FanOut, JsonlLogger, TensorboardLogger, read_metrics
@@ -84,3 +85,14 @@ def test_tensorboard_files_are_read_back(tmp_path: Path) -> None:
     (text,) = events.Tensors("sample")
     assert (text.step, list(text.tensor_proto.string_val)) == (1, [b"max(3, 8) = 8"])
     logger.close()
+
+
+def test_an_odd_value_drops_no_backend(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("tensorboard")
+    path = tmp_path / "metrics.jsonl"
+    odd: dict[str, Any] = {"x": None, "y": [1, 2]}
+    with FanOut([JsonlLogger(path), TensorboardLogger(tmp_path)]) as logger:
+        logger.log(1, odd)
+        logger.log(2, {"x": 2.0})
+    assert [record["step"] for record in read_metrics(path)] == [1, 2]
+    assert caplog.records == []

@@ -1,6 +1,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from burnish_tracking import JsonlLogger, read_metrics, series, trailing_means
@@ -122,3 +123,60 @@ def test_trailing_means_leave_nan_out() -> None:
 def test_a_window_holds_something() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         trailing_means([1.0], window=0)
+
+
+class Scalar:
+    """What NumPy's integers are: no int, but with the ways to become one."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __int__(self) -> int:
+        return self.value
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+
+class Tensor:
+    """As torch's of several elements."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+    def __str__(self) -> str:
+        return "tensor([1., 2.])"
+
+
+def test_an_odd_value_costs_no_line(tmp_path: Path) -> None:
+    metrics: dict[str, Any] = {
+        "none": None,
+        "scalar": Scalar(3),
+        "list": [1, 2],
+        "tensor": Tensor(),
+        "huge": 10**400,
+        "fine": 0.5,
+    }
+    logger = JsonlLogger(tmp_path / "metrics.jsonl")
+    logger.log(Scalar(4), metrics)  # type: ignore[arg-type]
+    logger.close()
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert math.isnan(float(record.pop("none")))
+    assert record.pop("huge") == str(10**400)
+    assert record.pop("time_s")
+    assert record == {
+        "step": 4,
+        "scalar": 3.0,
+        "list": "[1, 2]",
+        "tensor": "tensor([1., 2.])",
+        "fine": 0.5,
+    }
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", "7", "null", '"text"'])
+def test_a_line_that_is_no_object_is_skipped(tmp_path: Path, line: str) -> None:
+    path = write(tmp_path / "metrics.jsonl", {"schema_version": 1, "step": 1, "x": 1.0})
+    path.write_text(f"{line}\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.warns(UserWarning, match="line 1: not whole, skipped"):
+        (record,) = read_metrics(path)
+    assert record["x"] == 1.0

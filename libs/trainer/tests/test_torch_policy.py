@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -470,6 +471,25 @@ def test_stray_folders_and_leftovers_do_not_stop_deletion(checkpoint: str, tmp_p
     assert latest_checkpoint(tmp_path) == tmp_path / "step_000002"
     assert not (tmp_path / "step_000001").exists()
     assert policy.load(tmp_path / "step_000002")["step"] == 2
+
+
+def test_the_old_checkpoint_stays_until_the_new_one_is_in_place(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = sgd_policy(checkpoint)
+    policy.save(tmp_path / "step_000001", {"try": 1})
+    rename = Path.rename
+
+    def fails_to_appear(path: Path, target: Path) -> Path:
+        if path.name == "step_000001.incomplete":
+            raise OSError("the disk is gone")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails_to_appear)
+    with pytest.raises(OSError, match="the disk is gone"):
+        policy.save(tmp_path / "step_000001", {"try": 2})
+    states = [json.loads(path.read_text())["try"] for path in tmp_path.glob("*/state.json")]
+    assert sorted(states) == [1, 2]
 
 
 def test_an_overwritten_checkpoint_is_the_new_one(checkpoint: str, tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     ``*.safetensors``: some checkpoints hold the same weights a second time under other names.
 
     Raises:
-        ValueError: if there are none, or a file is missing, truncated or not safetensors; it is
-            named.
+        ValueError: if there are none, or a file is missing, truncated or not safetensors, or the
+            index names no files; it is named.
     """
     for path in _weight_files(folder):
         try:
@@ -50,8 +50,7 @@ def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
-        names = {*json.loads((folder / INDEX).read_text())["weight_map"].values()}
-        files = [folder / name for name in sorted(names)]
+        files = [folder / name for name in _files_of_index(folder / INDEX)]
     elif (folder / "model.safetensors").is_file():
         files = [folder / "model.safetensors"]
     else:
@@ -64,6 +63,20 @@ def _weight_files(folder: Path) -> list[Path]:
         if not path.is_file():
             raise ValueError(f"{path} must exist, {INDEX} beside it names it; fetch it again")
     return files
+
+
+def _files_of_index(path: Path) -> list[str]:
+    try:
+        index = json.loads(path.read_text())
+    except ValueError as error:  # no JSON, or no text
+        raise ValueError(f"{path} must be JSON, got: {error}; fetch it again") from error
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(
+            f"{path} must hold a weight_map of tensor names to files, got "
+            f"{sorted(index) if isinstance(index, dict) else type(index).__name__}; fetch it again"
+        )
+    return sorted({*weight_map.values()})
 
 
 def write_checkpoint(
@@ -83,7 +96,7 @@ def write_checkpoint(
         max_shard_bytes: bytes per safetensors file.
 
     Raises:
-        ValueError: if ``source`` holds no config.json, or there are no weights.
+        ValueError: if ``source`` holds no config.json, there are no weights, or two of one name.
         FileExistsError: if ``folder`` already holds weights.
     """
     if not (source / "config.json").is_file():
@@ -118,7 +131,13 @@ def _shards(
     shard: dict[str, torch.Tensor] = {}
     size_bytes = 0
     memory: set[int] = set()
+    seen: set[str] = set()
     for name, tensor in weights:
+        if name in seen:
+            raise ValueError(
+                f"every tensor must have a name of its own, got {name!r} twice; rename or drop one"
+            )
+        seen.add(name)
         if shard and size_bytes + tensor.nbytes > max_shard_bytes:
             yield shard
             shard, size_bytes, memory = {}, 0, set()

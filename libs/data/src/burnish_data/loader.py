@@ -62,7 +62,8 @@ class PromptLoader(Generic[RowT]):
         """Go on where another loader stood. The batch size may differ.
 
         Raises:
-            ValueError: the other loader had other rows (by number), seed or shuffling.
+            ValueError: the other loader had other rows (by number), seed or shuffling, or the
+                position is no number of rows. The loader stays where it was.
         """
         own = self.state_dict()
         for key in ("schema_version", "num_rows", "seed", "shuffle"):
@@ -71,7 +72,13 @@ class PromptLoader(Generic[RowT]):
                     f"A loader can go on only with the {key} it was saved with, which was "
                     f"{state.get(key)}, but this one has {own[key]}; restore that or start anew."
                 )
-        self._position = int(state["position"])
+        position = state.get("position")
+        if isinstance(position, bool) or not isinstance(position, int) or position < 0:
+            raise ValueError(
+                f"position must be a number of rows, 0 or more, got {position!r}; restore the "
+                "saved state or start anew."
+            )
+        self._position = position
         self._order = self._epoch_order(self.epoch)
 
     def _next_row(self) -> RowT:

@@ -23,7 +23,8 @@ class RaggedBatch:
         sequence_columns: name -> [N] array with one value a sequence.
 
     Raises:
-        ValueError: if a column's length does not fit ``lengths``, or a length is negative.
+        ValueError: if a column is no NumPy array or does not fit ``lengths``, or these are no
+            counts.
 
     Example:
         >>> batch = RaggedBatch.from_rows([{"token_ids": [5, 6]}, {"token_ids": [7]}])
@@ -96,13 +97,16 @@ class RaggedBatch:
         return cls(lengths, token_columns, columns)
 
     def select(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> RaggedBatch:
-        """The sequences at ``indices``, in that order."""
+        """The sequences at ``indices``, in that order.
+
+        Raises:
+            ValueError: if they are no whole numbers (a mask is none), or out of range.
+        """
         chosen = np.asarray(indices)
-        if chosen.size == 0:
+        if chosen.shape == (0,):  # an empty list says nothing of its dtype
             chosen = chosen.astype(np.int64)
-        if not np.issubdtype(chosen.dtype, np.integer) or (
-            chosen.size and not 0 <= chosen.min() <= chosen.max() < self.num_sequences
-        ):
+        whole = chosen.ndim == 1 and np.issubdtype(chosen.dtype, np.integer)
+        if not whole or ((chosen < 0) | (chosen >= self.num_sequences)).any():
             raise ValueError(
                 f"indices must be whole numbers from 0 to {self.num_sequences - 1}, got {indices}; "
                 "turn a boolean mask into indices with np.flatnonzero"
@@ -130,6 +134,11 @@ class RaggedBatch:
 
 def _check_sizes(columns: Mapping[str, Array], expected: int, kind: str, what: str) -> None:
     for name, column in columns.items():
+        if not isinstance(column, np.ndarray):
+            raise ValueError(
+                f"{kind} column {name!r} must be a NumPy array, got a {type(column).__name__}; "
+                "convert it with np.asarray"
+            )
         if column.shape[:1] != (expected,):
             raise ValueError(
                 f"{kind} column {name!r} must have {expected} values ({what}), "

@@ -68,7 +68,7 @@ class Worker:
 
     def __getattr__(self, method: str) -> Any:
         if method.startswith("_"):  # what copy and pickle look for is not there
-            raise AttributeError(method)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {method!r}")
 
         def call(*args: Any, **kwargs: Any) -> Any:
             submitted = [self._group.submit(self._rank, method, args, kwargs)]

@@ -31,14 +31,26 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        whole = isinstance(self.max_new_tokens, int) and not isinstance(self.max_new_tokens, bool)
+        if not whole or self.max_new_tokens < 1:
+            raise ValueError(
+                f"max_new_tokens must be at least 1, got {self.max_new_tokens!r}; give a whole "
+                "number of tokens"
+            )
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature must be 0 (greedy) or positive, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (all tokens) or positive, got {self.top_k}")
+        # A text is a sequence of texts too: each of its letters would end a completion.
+        if not isinstance(self.stop, tuple | list) or not all(
+            isinstance(text, str) and text for text in self.stop
+        ):
+            raise ValueError(
+                f"stop must be a tuple of texts that are not empty, got {self.stop!r}; write one "
+                "text as (text,)"
+            )
 
 
 @dataclass(frozen=True)

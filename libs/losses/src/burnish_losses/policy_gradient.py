@@ -29,6 +29,7 @@ from burnish_losses.reduce import (
     Metric,
     Term,
     Unit,
+    check_mask,
     masked_max,
     masked_sum,
     sequence_sums,
@@ -81,10 +82,12 @@ def grpo_loss(
         Terms in the unit of `aggregation`, and metrics.
 
     Raises:
-        ValueError: a missing column, a column of another shape, a setting out of range.
+        ValueError: a missing column, one of another shape, a mask that is not bool, a setting out
+            of range.
     """
     _check_settings(clip_low, clip_high, kl_coefficient, aggregation)
     mask = _column(batch, "token_mask", logprobs)
+    check_mask(mask)
     columns = _selected_columns(batch, mask, logprobs, needs_reference=kl_coefficient > 0)
     logprobs = torch.where(mask, logprobs, 0.0)
     old_logprobs = columns.get("old_logprobs", logprobs.detach())
@@ -166,7 +169,7 @@ def _column(batch: Mapping[str, Tensor], name: str, logprobs: Tensor) -> Tensor:
 def _check_settings(
     clip_low: float, clip_high: float, kl_coefficient: float, aggregation: str
 ) -> None:
-    if min(clip_low, clip_high, kl_coefficient) < 0:
+    if not all(value >= 0 for value in (clip_low, clip_high, kl_coefficient)):  # NaN is not
         raise ValueError(
             f"clip_low, clip_high and kl_coefficient must be 0 or more, got {clip_low}, "
             f"{clip_high} and {kl_coefficient}."

@@ -70,7 +70,11 @@ def count(token_mask: Tensor, cu_seqlens: Tensor) -> Counts:
     """Counts of one batch: token_mask [T] bool, cu_seqlens [N+1].
 
     A sequence without a trained token counts in neither.
+
+    Raises:
+        ValueError: another dtype, or cu_seqlens that are not those of the mask.
     """
+    check_mask(token_mask)
     per_sequence = sequence_sums(token_mask.float(), cu_seqlens)
     return Counts(int(token_mask.sum()), int((per_sequence > 0).sum()))
 
@@ -113,6 +117,14 @@ def finalize(metrics: Mapping[str, Metric], counts: Counts) -> dict[str, float]:
     return {name: _finalize(metric, counts) for name, metric in metrics.items()}
 
 
+def check_mask(token_mask: Tensor) -> None:
+    """ValueError unless the mask selects: numbers would weigh, or be counted by their sum."""
+    if token_mask.dtype != torch.bool:
+        raise ValueError(
+            f"token_mask must be bool, got {token_mask.dtype}; convert with mask != 0."
+        )
+
+
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Sum of values [T] where mask [T] is True: a scalar, 0 if nowhere."""
     return torch.where(mask, values, 0.0).sum()
@@ -135,12 +147,13 @@ def sequence_sums(values: Tensor, cu_seqlens: Tensor) -> Tensor:
         [N].
 
     Raises:
-        ValueError: cu_seqlens that do not end at T.
+        ValueError: cu_seqlens that do not go from 0 to T.
     """
-    if int(cu_seqlens[-1]) != len(values):
+    ends = cu_seqlens[[0, -1]].tolist() if len(cu_seqlens) else []
+    if ends != [0, len(values)]:
         raise ValueError(
-            f"cu_seqlens must end at the number of tokens, {len(values)}, got "
-            f"{int(cu_seqlens[-1])}; build it from the lengths of these very columns."
+            f"cu_seqlens must start at 0 and end at the number of tokens, {len(values)}, got "
+            f"{ends} as its ends; build it from the lengths of these very columns."
         )
     return torch.segment_reduce(values, "sum", offsets=cu_seqlens.long(), initial=0.0)
 

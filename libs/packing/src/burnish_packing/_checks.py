@@ -1,6 +1,7 @@
 """What a caller holds (list, tuple, array, CPU tensor, JSON) becomes checked int64 arrays."""
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,8 +83,15 @@ def as_prefixes(
     return groups, shared
 
 
-def load_versioned(text: str, version: int, what: str) -> dict[str, Any]:
-    """The JSON object in `text`; ValueError unless its schema_version is `version`."""
+def load_versioned(
+    text: str, version: int, what: str, names: Iterable[str], optional: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The JSON object in `text`, without its schema_version.
+
+    Raises:
+        ValueError: schema_version is not `version`, one of `names` is missing, or there are others
+            than these and `optional`.
+    """
     fields = json.loads(text)
     if not isinstance(fields, dict) or fields.get("schema_version") != version:
         found = fields.get("schema_version") if isinstance(fields, dict) else None
@@ -91,7 +99,24 @@ def load_versioned(text: str, version: int, what: str) -> dict[str, Any]:
             f"a {what} must have schema_version {version}, got {found}; write it again with "
             f"this version of burnish-packing"
         )
+    del fields["schema_version"]
+    missing = sorted(set(names) - fields.keys())
+    unknown = sorted(fields.keys() - {*names, *optional})
+    if missing or unknown:
+        raise ValueError(
+            f"a {what} must have the fields {sorted(names)}, got one with {missing} missing and "
+            f"{unknown} unknown; write it again with this version of burnish-packing"
+        )
     return fields
+
+
+def check_fits(num_tokens: Sequence[int], limit: int, name: str) -> None:
+    """ValueError unless every bin or micro-batch of a plan that was read holds `limit` at most."""
+    if max(num_tokens, default=0) > limit:
+        raise ValueError(
+            f"everything that is put together must fit {name} = {limit}, got {max(num_tokens)} "
+            f"tokens; plan again"
+        )
 
 
 def check_partition(indices: IntArray, num_sequences: int, name: str) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from burnish_packing._checks import (
     IntArray,
     as_lengths,
     as_prefixes,
+    check_fits,
     check_partition,
     check_positive,
     load_versioned,
@@ -75,21 +77,12 @@ class MicroBatchPlan:
         max_tokens), `padding_ratio` the share of model tokens that is padding, and
         `rank_imbalance` the time of the step over that of a perfectly balanced one.
         """
-        slots = [np.array(slot) for rank in self.ranks for slot in rank if slot]
-        lengths = np.array(self.lengths, np.int64)
-        groups, shared = as_prefixes(lengths, self.prefix_ids, self.prefix_lengths)
-        num_tokens = [int(_sum_sharing(lengths, shared, groups, slot)) for slot in slots]
-        if self.mode == "packed":
-            num_model_tokens = [round_up(tokens, self.pad_multiple) for tokens in num_tokens]
-        else:
-            num_model_tokens = [
-                len(slot) * round_up(int(lengths[slot].max()), self.pad_multiple) for slot in slots
-            ]
+        num_tokens, num_model_tokens = self._slot_tokens()
         metrics = {
             "num_ranks": self.num_ranks,
             "num_micro_batches": self.num_micro_batches,
-            "num_empty_slots": self.num_ranks * self.num_micro_batches - len(slots),
-            "num_sequences": len(lengths),
+            "num_empty_slots": self.num_ranks * self.num_micro_batches - len(num_tokens),
+            "num_sequences": len(self.lengths),
             "num_tokens": sum(num_tokens),
             "num_model_tokens": sum(num_model_tokens),
             "padding_ratio": padding_ratio(num_tokens, num_model_tokens),
@@ -99,6 +92,17 @@ class MicroBatchPlan:
             metrics["fill_ratio"] = fill_ratio(num_tokens, self.max_tokens)
         return metrics
 
+    def _slot_tokens(self) -> tuple[list[int], list[int]]:
+        """Tokens, and positions with the padding, of every micro-batch that is not empty."""
+        slots = [np.array(slot) for rank in self.ranks for slot in rank if slot]
+        lengths = as_lengths(self.lengths)
+        groups, shared = as_prefixes(lengths, self.prefix_ids, self.prefix_lengths)
+        num_tokens = [int(_sum_sharing(lengths, shared, groups, slot)) for slot in slots]
+        if self.mode == "packed":
+            return num_tokens, [round_up(tokens, self.pad_multiple) for tokens in num_tokens]
+        longest = [round_up(int(lengths[slot].max()), self.pad_multiple) for slot in slots]
+        return num_tokens, [len(s) * n for s, n in zip(slots, longest, strict=True)]
+
     def to_json(self) -> str:
         """One JSON object with a schema version."""
         return json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)})
@@ -106,8 +110,8 @@ class MicroBatchPlan:
     @classmethod
     def from_json(cls, text: str) -> "MicroBatchPlan":
         """The inverse of `to_json`; ValueError for another schema version or a broken plan."""
-        fields = load_versioned(text, SCHEMA_VERSION, "plan")
-        del fields["schema_version"]
+        names = [field.name for field in dataclass_fields(cls)]
+        fields = load_versioned(text, SCHEMA_VERSION, "plan", names[:-2], optional=names[-2:])
         plan = cls(**{name: _as_tuples(value) for name, value in fields.items()})
         indices = [i for rank in plan.ranks for slot in rank for i in slot]
         check_partition(np.array(indices, np.int64), len(plan.lengths), "ranks")
@@ -116,6 +120,8 @@ class MicroBatchPlan:
                 f"every rank must have the same number of micro-batches, got "
                 f"{[len(rank) for rank in plan.ranks]}; plan again"
             )
+        if plan.max_tokens is not None:
+            check_fits(plan._slot_tokens()[1], plan.max_tokens, "max_tokens")
         return plan
 
 

@@ -16,6 +16,7 @@ from burnish_packing._checks import (
     IntArray,
     as_integers,
     as_lengths,
+    check_fits,
     check_partition,
     check_positive,
     load_versioned,
@@ -63,10 +64,12 @@ class Packing:
     @classmethod
     def from_json(cls, text: str) -> "Packing":
         """The inverse of `to_json`; ValueError for another schema version or a broken packing."""
-        fields = load_versioned(text, SCHEMA_VERSION, "packing")
+        names = ("bins", "lengths", "capacity", "lower_bound")
+        fields = load_versioned(text, SCHEMA_VERSION, "packing", names)
         lengths = as_lengths(fields["lengths"])
         bins = tuple(as_integers(indices, "bins") for indices in fields["bins"])
         check_partition(np.concatenate([np.zeros(0, np.int64), *bins]), len(lengths), "bins")
+        check_fits([int(lengths[b].sum()) for b in bins], int(fields["capacity"]), "capacity")
         return cls(bins, lengths, int(fields["capacity"]), int(fields["lower_bound"]))
 
 

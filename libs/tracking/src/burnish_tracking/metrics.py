@@ -2,7 +2,8 @@
 
 A line is `{"schema_version": 1, "step": 3, "time_s": 1790000000.0, "reward/mean": 0.5, ...}`;
 `time_s` is Unix time. JSON has no NaN: a number that is not finite is written as null, and told
-under `not_finite`, from where reading restores it.
+under `not_finite`, from where reading restores it. None counts as NaN, and what is no number is
+written as its text, since one odd value must not cost the others.
 """
 
 from __future__ import annotations
@@ -19,8 +20,23 @@ RESERVED_NAMES = frozenset({"schema_version", "step", "time_s", "not_finite"})
 Record = dict[str, float | str]
 
 
+def as_value(value: object) -> float | str:
+    """A metric's value as a number, as NaN for None, or as the text of what `float` refuses."""
+    if value is None:
+        return math.nan
+    if isinstance(value, str):
+        return str(value)
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is a tensor's
+        return str(value)
+
+
 def format_line(step: int, metrics: Mapping[str, float | str], *, time_s: float) -> str:
-    """One line of JSON, without the newline.
+    """One line of JSON, without the newline; values go through `as_value`.
+
+    Args:
+        step: a whole number, NumPy's too.
 
     Raises:
         ValueError: a metric with a reserved name.
@@ -28,9 +44,13 @@ def format_line(step: int, metrics: Mapping[str, float | str], *, time_s: float)
     taken = sorted(RESERVED_NAMES & metrics.keys())
     if taken:
         raise ValueError(f"Metrics must not be named {sorted(RESERVED_NAMES)}, got {taken}.")
-    values = {k: v if isinstance(v, str) else float(v) for k, v in metrics.items()}
+    values = {k: as_value(v) for k, v in metrics.items()}
     broken = {k: str(v) for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
-    line: dict[str, object] = {"schema_version": SCHEMA_VERSION, "step": step, "time_s": time_s}
+    line: dict[str, object] = {
+        "schema_version": SCHEMA_VERSION,
+        "step": int(step),
+        "time_s": time_s,
+    }
     line |= {k: None if k in broken else v for k, v in values.items()}
     if broken:
         line["not_finite"] = broken
@@ -40,7 +60,8 @@ def format_line(step: int, metrics: Mapping[str, float | str], *, time_s: float)
 def read_metrics(path: str | Path) -> list[Record]:
     """All lines of a metrics.jsonl, in order, with `step` and `time_s` among the values.
 
-    A line cut short, as a killed process leaves it, is skipped with a warning.
+    A line cut short, as a killed process leaves it, or one that is no JSON object, is skipped with
+    a warning.
 
     Raises:
         ValueError: a line of another schema version.
@@ -51,6 +72,8 @@ def read_metrics(path: str | Path) -> list[Record]:
             try:
                 line = json.loads(text)
             except json.JSONDecodeError:
+                line = None
+            if not isinstance(line, dict):
                 warnings.warn(f"{path}, line {number}: not whole, skipped.", stacklevel=2)
                 continue
             version = line.pop("schema_version", None)

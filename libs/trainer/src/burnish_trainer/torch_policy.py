@@ -224,7 +224,7 @@ def _check_plan(batch: RaggedBatch, micro_batches: MicroBatches, layout: str) ->
     if not micro_batches or planned != list(range(batch.num_sequences)):
         raise ValueError(
             f"micro-batches must name each of the {batch.num_sequences} sequences exactly once, "
-            f"got {[list(indices) for indices in micro_batches]}; make them from this batch"
+            f"got {len(planned)} entries for {len(set(planned))}; make them from this batch"
         )
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")

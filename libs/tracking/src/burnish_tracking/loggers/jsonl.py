@@ -25,7 +25,10 @@ class JsonlLogger:
             self._file.write(b"\n")
 
     def log(self, step: int, metrics: Mapping[str, float | str]) -> None:
-        """Numbers, or anything `float` takes, and strings; see `format_line` for errors."""
+        """Numbers, or anything `float` takes, and strings.
+
+        None is written as NaN, and what is none of these as its text; see `format_line` for errors.
+        """
         line = format_line(step, metrics, time_s=time.time())
         self._file.write(line.encode() + b"\n")
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from burnish_tracking.metrics import as_value
+
 
 class TensorboardLogger:
     """Numbers as scalars, strings as text, in `directory`; needs `burnish-tracking[tensorboard]`.
@@ -25,11 +27,11 @@ class TensorboardLogger:
         values = [
             _text(name, value)
             if isinstance(value, str)
-            else Summary.Value(tag=name, simple_value=float(value))
-            for name, value in metrics.items()
+            else Summary.Value(tag=name, simple_value=value)
+            for name, value in ((name, as_value(value)) for name, value in metrics.items())
         ]
         self._writer.add_event(
-            Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+            Event(wall_time=time.time(), step=int(step), summary=Summary(value=values))
         )
         self._writer.flush()
 
