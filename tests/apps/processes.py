@@ -56,12 +56,13 @@ class Run:
             found = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return
-        for child in found:
-            if child not in self.descendants:
-                try:
-                    self.descendants[child] = " ".join(child.cmdline()) or child.name()
-                except psutil.Error:
-                    self.descendants[child] = "?"
+        for child in found:  # each time anew: between fork and exec a child bears another's name
+            try:
+                line = " ".join(child.cmdline())
+                if line or child not in self.descendants:
+                    self.descendants[child] = line or child.name()
+            except psutil.Error:
+                self.descendants.setdefault(child, "?")
 
     def command_lines(self) -> list[str]:
         """What the living descendants call themselves now; Ray's workers change it."""

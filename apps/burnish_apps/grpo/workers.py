@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from burnish_distributed.workers import WorkerGroup
 from burnish_generation import Replicas
+from burnish_generation.replicas import at_once
 from burnish_generation.vllm_engine import VllmEngine, engine_environment
 from burnish_trainer.policy_group import PolicyGroup
 
@@ -29,16 +31,12 @@ def start(config: GrpoConfig, model: str) -> tuple[PolicyGroup, Replicas]:
 
     They take turns, so each may use all cores.
     """
-    pool = ThreadPoolExecutor(max_workers=2)
-    try:
-        policy = pool.submit(start_policy, config, model)
-        engines = pool.submit(start_engines, config, model)
-        started: list[Future[Any]] = [policy, engines]
-        for done in as_completed(started):
-            done.result()  # a failure of either is raised at once
-        return policy.result(), engines.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for either
+    calls: list[Callable[[], Any]] = [
+        partial(start_policy, config, model),
+        partial(start_engines, config, model),
+    ]
+    policy, engines = at_once(calls)
+    return policy, engines
 
 
 def start_policy(config: GrpoConfig, model: str) -> PolicyGroup:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
@@ -41,7 +43,7 @@ class Replicas:
             for engine, start, stop in zip(self.engines, bounds, bounds[1:], strict=False)
             if stop > start
         ]
-        results = _at_once(
+        results = at_once(
             [
                 partial(engine.generate, prompts[start:stop], sampling, seeds[start:stop])
                 for engine, start, stop in parts
@@ -57,7 +59,7 @@ class Replicas:
 
     def update_weights(self, source: WeightSource, weight_version: int) -> int:
         """Update every engine; returns the number of tensors each one loaded."""
-        counts = _at_once(
+        counts = at_once(
             [partial(engine.update_weights, source, weight_version) for engine in self.engines]
         )
         if len(set(counts)) != 1:
@@ -65,16 +67,27 @@ class Replicas:
         return counts[0]
 
 
-def _at_once(calls: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Run blocking calls in threads; results in order, the first failure raised at once."""
+def at_once(calls: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run blocking calls side by side; results in order, the first failure raised at once.
+
+    The threads are daemons: neither a failure nor Ctrl-C waits for calls that still block.
+    """
     if len(calls) <= 1:
         return [call() for call in calls]
-    pool = ThreadPoolExecutor(max_workers=len(calls))
-    try:
-        futures = [pool.submit(call) for call in calls]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:
-            future.result()
-        return [future.result() for future in futures]
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the engines
+    finished: queue.SimpleQueue[tuple[int, Future[Result]]] = queue.SimpleQueue()
+
+    def run(index: int, call: Callable[[], Result]) -> None:
+        future: Future[Result] = Future()
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
+            future.set_exception(error)
+        finished.put((index, future))
+
+    for index, call in enumerate(calls):
+        threading.Thread(target=run, args=(index, call), daemon=True).start()
+    results: dict[int, Result] = {}
+    for _ in calls:
+        index, future = finished.get()
+        results[index] = future.result()
+    return [results[index] for index in range(len(calls))]
