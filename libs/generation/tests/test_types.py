@@ -46,7 +46,9 @@ def test_settings_out_of_range_are_refused(change: dict[str, Any], message: str)
     "change", [{"temperature": 0}, {"top_p": 1}, {"top_k": 0}, {"stop": ["a"]}]
 )
 def test_settings_on_the_border_are_taken(change: dict[str, Any]) -> None:
-    Sampling(max_new_tokens=1, **change)
+    (name, value), sampling = *change.items(), Sampling(max_new_tokens=1, **change)
+    assert getattr(sampling, name) == value
+    assert sampling.max_new_tokens == 1
 
 
 def test_importing_the_package_brings_no_engine() -> None:
