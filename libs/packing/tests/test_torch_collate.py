@@ -1,4 +1,4 @@
-"""ModelBatch, packed and padded, by hand."""
+"""PackedBatch, packed and padded, by hand."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_an_empty_batch_is_one_token_that_counts_nothing() -> None:
 def test_to_moves_every_tensor() -> None:
     moved = pack_sequences(TOKENS, LENGTHS).to("meta")
     tensors = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
-    assert len(tensors) == 5
+    assert len(tensors) == 6
     assert all(tensor.is_meta for tensor in tensors)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from burnish_packing.torch import (
-    ModelBatch,
+    PackedBatch,
     Span,
     attention_forward,
     empty_batch,
@@ -51,7 +51,7 @@ def random_tokens(num_tokens: int, seed: int = 1) -> Tensor:
     )
 
 
-def logits_of(model: nn.Module, batch: ModelBatch) -> Tensor:
+def logits_of(model: nn.Module, batch: PackedBatch) -> Tensor:
     """Logits [M, V] of the scored tokens."""
     output = model(
         batch.token_ids, position_ids=batch.position_ids, spans=batch.spans, use_cache=False
@@ -59,7 +59,7 @@ def logits_of(model: nn.Module, batch: ModelBatch) -> Tensor:
     return output.logits.flatten(0, 1)[batch.score_positions]
 
 
-def logprobs_of(model: nn.Module, batch: ModelBatch) -> Tensor:
+def logprobs_of(model: nn.Module, batch: PackedBatch) -> Tensor:
     """Log-probs of all flat tokens, 0 where not scored."""
     logprobs = logits_of(model, batch).log_softmax(-1)
     return batch.scatter(logprobs.gather(1, batch.labels[:, None]).squeeze(1))
@@ -180,7 +180,7 @@ def test_negative_control_one_span_over_the_whole_pack_leaks(model) -> None:
     """Restarted position ids alone do not separate sequences: the comparison must notice."""
     token_ids = random_tokens(sum(LENGTHS))
     batch = pack_sequences(token_ids, LENGTHS)
-    leaking = ModelBatch(**{**vars(batch), "spans": (Span(0, sum(LENGTHS)),)})
+    leaking = PackedBatch(**{**vars(batch), "spans": (Span(0, sum(LENGTHS)),)})
     with torch.no_grad():
         difference = logprobs_of(model, leaking) - one_by_one(model, token_ids, LENGTHS)
     assert difference[:5].abs().max() < 1e-5

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from burnish_losses.logprobs import logprobs_from_hidden
-from burnish_packing.torch import ModelBatch
+from burnish_packing.torch import PackedBatch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -22,7 +22,7 @@ class ScoringModel(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: ModelBatch, temperature: float = 1.0) -> Tensor:
+    def forward(self, batch: PackedBatch, temperature: float = 1.0) -> Tensor:
         """Log-probs float32 [M] of ``batch.labels`` [M]."""
         decoder: nn.Module = self.model.base_model
         output = decoder(

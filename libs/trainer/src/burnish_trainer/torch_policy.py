@@ -12,7 +12,7 @@ import torch
 from burnish_distributed import RaggedBatch
 from burnish_distributed.collectives import all_gather_object, all_reduce
 from burnish_losses.reduce import Counts, Metric, combine_metrics, count, finalize, total
-from burnish_packing.torch import ModelBatch, empty_batch, pack_sequences, pad_sequences
+from burnish_packing.torch import PackedBatch, empty_batch, pack_sequences, pad_sequences
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -230,7 +230,7 @@ def _check_plan(batch: RaggedBatch, micro_batches: MicroBatches, layout: str) ->
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
 
 
-def _lay_out(batch: RaggedBatch, layout: str) -> ModelBatch:
+def _lay_out(batch: RaggedBatch, layout: str) -> PackedBatch:
     """One micro-batch as one model call; prefixes that columns name are stored once."""
     if batch.num_sequences == 0:
         return empty_batch()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from burnish_packing.torch.batch import Span
+from burnish_packing.layout import Span
 
 
 def packed_attention(
@@ -159,5 +159,5 @@ def _check_tiling(query: Tensor, spans: Sequence[Span]) -> None:
     if query.shape[0] != 1 or query.shape[2] != end:
         raise ValueError(
             f"a pack must be one row of {end} tokens, the end of its spans, got query of shape "
-            f"{tuple(query.shape)}; pass the token_ids and spans of the same ModelBatch"
+            f"{tuple(query.shape)}; pass the token_ids and spans of the same PackedBatch"
         )

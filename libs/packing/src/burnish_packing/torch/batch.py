@@ -1,44 +1,94 @@
-"""What one model call takes, and the way back from its scores to the tokens of the sequences."""
+"""What one model call takes, and the way back from its outputs to the tokens of the sequences."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from burnish_packing.layout import Span
 
 
 @dataclass(frozen=True)
-class Span:
-    """Who sees whom in a pack: positions [start, end) are queries that see themselves causally.
-
-    Before that they see every key in [prefix_start, prefix_end), the prefix they share with others.
-    """
-
-    start: int
-    end: int
-    prefix_start: int = 0
-    prefix_end: int = 0
-
-
-@dataclass(frozen=True)
-class ModelBatch:
+class PackedBatch:
     """The sequences of one micro-batch, laid out for one model call of [B, L] positions.
 
-    "Flat" means the caller's order: sequences concatenated, sum(lengths) tokens, index t about
+    Packed, B is 1 and `spans` say who sees whom; padded, every sequence has a row and `spans` is
+    None. All else is the same for both, so a training loop needs one path.
+
+    "Flat" means the caller's order: sequences concatenated, T = sum(lengths) tokens, index t about
     token t. The score of flat token `target_positions[m]` is that of `labels[m]` under the output
     of the model at `score_positions[m]`, the position before it. Nothing else is scored: not the
     first token of a sequence, not masked tokens, not padding.
     """
 
-    token_ids: Tensor  # int64 [B, L]; packed: B = 1
+    token_ids: Tensor  # int64 [B, L]
     position_ids: Tensor  # int64 [B, L]; restart at every sequence, continue after a shared prefix
     spans: tuple[Span, ...] | None  # packed: they tile [0, L) in order; None: right-padded rows
+    slots: Tensor  # int64 [T], position of every flat token in the flattened [B * L]
     score_positions: Tensor  # int64 [M], into the flattened [B * L]
     labels: Tensor  # int64 [M]
     target_positions: Tensor  # int64 [M], into the flat tokens, ascending
     lengths: tuple[int, ...]  # tokens of each sequence, padding left out
+    columns: Mapping[str, Tensor] = field(default_factory=dict)  # others, [B, L, ...]; 0 in padding
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """Cumulative lengths of the spans, int32 [number of spans + 1] on the CPU.
+
+        The fill is a span of its own, so these tile [0, L). ValueError for padded rows and for
+        spans behind a shared prefix, which no cumulative lengths describe.
+        """
+        if self.spans is None or any(span.prefix_end > span.prefix_start for span in self.spans):
+            raise ValueError(
+                "cu_seqlens must describe a pack without shared prefixes, got padded rows or spans "
+                "with a prefix; use spans"
+            )
+        return torch.tensor([0, *(span.end for span in self.spans)], dtype=torch.int32)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest span (packed) or row (padded)."""
+        if self.spans is None:
+            return self.token_ids.shape[1]
+        return max(span.end - span.start for span in self.spans)
+
+    def shifted_labels(self, ignore_index: int = -100) -> Tensor:
+        """int64 [B, L]: at each position the token its output scores, elsewhere `ignore_index`.
+
+        The labels of a cross-entropy over all outputs. ValueError where one output scores several
+        tokens, the first ones of completions behind a shared prefix.
+        """
+        if len(self.score_positions.unique()) != len(self.score_positions):
+            raise ValueError(
+                "shifted_labels must have one token per output, got several completions that "
+                "begin after one shared prefix; use score_positions and labels"
+            )
+        labels = torch.full_like(self.token_ids, ignore_index)
+        labels.view(-1)[self.score_positions] = self.labels
+        return labels
+
+    def unpack(self, values: Tensor) -> Tensor:
+        """Values of all positions [B, L, ...] to those of the flat tokens [T, ...]; differentiable.
+
+        The tokens of a shared prefix come once for every sequence behind it.
+        """
+        if values.shape[:2] != self.token_ids.shape:
+            raise ValueError(
+                f"values must begin with the shape of token_ids, {tuple(self.token_ids.shape)}, "
+                f"got {tuple(values.shape)}; pass the model's output for this batch"
+            )
+        return values.flatten(0, 1).index_select(0, self.slots)
+
+    def unpack_rows(self, values: Tensor, padding: float = 0.0) -> Tensor:
+        """Values [B, L, ...] to one row per sequence, [N, longest, ...]; differentiable."""
+        sequences = self.unpack(values).split(list(self.lengths))
+        return pad_sequence(list(sequences), batch_first=True, padding_value=padding)
 
     def scatter(self, scored: Tensor) -> Tensor:
-        """Put scores [M] back at their tokens: [sum(lengths)], 0 elsewhere; differentiable."""
+        """Put scores [M] back at their tokens: [T], 0 elsewhere; differentiable."""
         if scored.shape != self.labels.shape:
             raise ValueError(
                 f"scored must have the shape of labels, {tuple(self.labels.shape)}, "
@@ -46,13 +96,12 @@ class ModelBatch:
             )
         return scored.new_zeros(sum(self.lengths)).index_copy(0, self.target_positions, scored)
 
-    def to(self, device: torch.device | str) -> "ModelBatch":
+    def to(self, device: torch.device | str) -> "PackedBatch":
         """The same batch with its tensors on `device`."""
-        return replace(
-            self,
-            token_ids=self.token_ids.to(device),
-            position_ids=self.position_ids.to(device),
-            score_positions=self.score_positions.to(device),
-            labels=self.labels.to(device),
-            target_positions=self.target_positions.to(device),
-        )
+        tensors: dict[str, Any] = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        columns = {name: column.to(device) for name, column in self.columns.items()}
+        return replace(self, **tensors, columns=columns)

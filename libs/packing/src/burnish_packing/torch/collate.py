@@ -1,4 +1,4 @@
-"""Flat tokens and lengths in, a ModelBatch out: packed into one row, or padded to rows.
+"""Flat tokens and lengths in, a PackedBatch out: packed into one row, or padded to rows.
 
 Both ways compute `slots`, the position in the model call of every flat token, and share the rest:
 the token before token t of a sequence scores it, so its position is `slots[t - 1]`.
@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from burnish_packing._checks import IntArray, as_lengths, as_prefixes, check_positive
+from burnish_packing.layout import Span, pack_layout, round_up
 from burnish_packing.layout import position_ids as positions_of
-from burnish_packing.layout import round_up
 from burnish_packing.layout import sequence_ids as sequences_of
-from burnish_packing.torch.batch import ModelBatch, Span
+from burnish_packing.torch.batch import PackedBatch
 
 
 def pack_sequences(
@@ -25,7 +25,7 @@ def pack_sequences(
     prefix_lengths: ArrayLike | None = None,
     pad_multiple: int = 1,
     pad_token_id: int = 0,
-) -> ModelBatch:
+) -> PackedBatch:
     """Lay sequences one after another in one row; a shared prefix is stored once.
 
     Args:
@@ -42,18 +42,15 @@ def pack_sequences(
             shared prefix; the tokens of a shared prefix differ.
     """
     lengths, flat_mask = _check_columns(token_ids, lengths, token_mask)
-    check_positive(pad_multiple, "pad_multiple")
+    layout = pack_layout(
+        lengths, prefix_ids=prefix_ids, prefix_lengths=prefix_lengths, pad_multiple=pad_multiple
+    )
     groups, shared = as_prefixes(lengths, prefix_ids, prefix_lengths)
-    slots, spans = _pack_layout(lengths, groups, shared)
-    _check_prefixes(token_ids, flat_mask, lengths, slots, groups, shared)
-
-    used = spans[-1].end
-    size = round_up(used, pad_multiple)
-    if size > used:
-        spans = (*spans, Span(used, size))
-    positions = np.arange(size)[None] - used
-    positions[0, slots] = positions_of(lengths)
-    return _model_batch(token_ids, flat_mask, lengths, slots, positions, spans, pad_token_id)
+    _check_prefixes(token_ids, flat_mask, lengths, layout.slots, groups, shared)
+    positions = layout.position_ids[None]
+    return _model_batch(
+        token_ids, flat_mask, lengths, layout.slots, positions, layout.spans, pad_token_id
+    )
 
 
 def pad_sequences(
@@ -63,7 +60,7 @@ def pad_sequences(
     token_mask: Tensor | None = None,
     pad_multiple: int = 1,
     pad_token_id: int = 0,
-) -> ModelBatch:
+) -> PackedBatch:
     """Lay every sequence in a row of its own, padded on the right (arguments: pack_sequences).
 
     Rows are as long as the longest sequence, rounded up to `pad_multiple`. Causal attention needs
@@ -77,16 +74,17 @@ def pad_sequences(
     return _model_batch(token_ids, flat_mask, lengths, slots, positions, None, pad_token_id)
 
 
-def empty_batch(pad_token_id: int = 0) -> ModelBatch:
+def empty_batch(pad_token_id: int = 0) -> PackedBatch:
     """One token that is never scored, for the empty slot of a plan: a model call that counts 0.
 
     It keeps the collectives of a rank without work in step with the others.
     """
     none = torch.zeros(0, dtype=torch.int64)
-    return ModelBatch(
+    return PackedBatch(
         token_ids=torch.tensor([[pad_token_id]]),
         position_ids=torch.tensor([[0]]),
         spans=(Span(0, 1),),
+        slots=none,
         score_positions=none,
         labels=none,
         target_positions=none,
@@ -128,30 +126,6 @@ def _check_columns(
     return lengths, token_mask
 
 
-def _pack_layout(
-    lengths: IntArray, groups: IntArray, shared: IntArray
-) -> tuple[IntArray, tuple[Span, ...]]:
-    """Position in the pack of every flat token, int64 [T], and the spans that tile the pack."""
-    slots: list[np.ndarray] = []
-    spans: list[Span] = []
-    prefix_of: dict[int, Span] = {}
-    end = 0
-    for length, group, prefix in zip(
-        lengths.tolist(), groups.tolist(), shared.tolist(), strict=True
-    ):
-        if prefix and group not in prefix_of:
-            prefix_of[group] = Span(end, end + prefix)
-            spans.append(prefix_of[group])
-            end += prefix
-        before = prefix_of[group] if prefix else Span(0, 0)
-        own = length - prefix
-        slots += [np.arange(before.start, before.end), np.arange(end, end + own)]
-        if own:
-            spans.append(Span(end, end + own, before.start, before.end))
-            end += own
-    return np.concatenate(slots), tuple(spans)
-
-
 def _model_batch(
     token_ids: Tensor,
     token_mask: Tensor,
@@ -160,16 +134,17 @@ def _model_batch(
     positions: IntArray,
     spans: tuple[Span, ...] | None,
     pad_token_id: int,
-) -> ModelBatch:
+) -> PackedBatch:
     """Write flat tokens [T] to their slots [T] in a batch shaped like `positions` [B, L]."""
     slot_of_token = torch.from_numpy(slots).to(token_ids.device)
     laid_out = token_ids.new_full((positions.size,), pad_token_id)
     laid_out[slot_of_token] = token_ids
     targets = token_mask.nonzero().squeeze(1)
-    return ModelBatch(
+    return PackedBatch(
         token_ids=laid_out.view(positions.shape),
         position_ids=torch.from_numpy(positions).to(token_ids.device),
         spans=spans,
+        slots=slot_of_token,
         score_positions=slot_of_token[targets - 1],
         labels=token_ids[targets],
         target_positions=targets,
