@@ -171,8 +171,15 @@ def isolation_of_one(session: nox.Session, library: str) -> None:
 def bench_of_one(session: nox.Session, library: str) -> None:
     """Run one library's benchmarks."""
     fill_shared(session)
-    for script in sorted(ROOT.glob(f"libs/{library}/benchmarks/*.py")):
+    for script in sorted(ROOT.glob(f"libs/{library}/benchmarks/bench_*.py")):
         run(session, "python", str(script), *session.posargs)
+
+
+def examples_of_one(session: nox.Session, library: str) -> None:
+    """Run one library's examples inside other trainers, without any other library of Burnish."""
+    own = ["pytest", "pytest-timeout", "-e", f"libs/{library}[examples]"]
+    session.install("--quiet", "-c", LOCK, *own)
+    session.run("pytest", f"libs/{library}/examples", *session.posargs, env=QUIET)
 
 
 def register(function: Callable[..., None], library: str, **options: Any) -> None:
@@ -185,5 +192,7 @@ def register(function: Callable[..., None], library: str, **options: Any) -> Non
 for library in LIBRARIES:
     register(tests_of_one, library, tags=[library])
     register(isolation_of_one, library, tags=[library], reuse_venv=False)
+    if existing(f"libs/{library}/examples"):
+        register(examples_of_one, library, tags=[library])
     if existing(f"libs/{library}/benchmarks"):
         register(bench_of_one, library, venv_backend="none")

@@ -20,7 +20,12 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 
 # Import names that are not their distribution's name.
-DISTRIBUTIONS = {"yaml": "pyyaml", "PIL": "pillow", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "megatron": "megatron-core",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
 
 
 @dataclass(frozen=True)

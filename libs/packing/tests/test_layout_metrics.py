@@ -10,6 +10,7 @@ from burnish_packing import (
     rank_imbalance,
     sequence_ids,
 )
+from burnish_packing.metrics import padding_to_longest
 
 
 def test_layout_by_hand() -> None:
@@ -36,6 +37,16 @@ def test_ratios_by_hand() -> None:
     assert fill_ratio([], 10) == 0.0
     assert padding_ratio([6, 9], [10, 10]) == 0.25
     assert padding_ratio([], []) == 0.0
+
+
+def test_padding_of_plain_batches_by_hand() -> None:
+    # 2 x 4 and 2 x 6 and 1 x 5 positions for 4 + 2, 3 + 6 and 5 tokens.
+    assert padding_to_longest([4, 2, 3, 6, 5], 2) == 1 - 20 / 25
+    assert padding_to_longest([4, 2, 3, 6, 5], 9) == 1 - 20 / 30
+    assert padding_to_longest([], 2) == 0.0
+    assert padding_to_longest([0, 0], 2) == 0.0
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
+        padding_to_longest([1], 0)
 
 
 def test_ranks_wait_for_each_other_in_every_slot() -> None:

@@ -8,7 +8,15 @@ from burnish_packing import Packing, lower_bound, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-ALGORITHMS = ["best_fit_decreasing", "first_fit_decreasing", "next_fit"]
+ALGORITHMS = [
+    "best_fit_decreasing",
+    "first_fit_decreasing",
+    "modified_first_fit_decreasing",
+    "optimal",
+    "balanced",
+    "next_fit",
+    "first_fit_shuffle",
+]
 LENGTHS = st.lists(st.integers(0, 20), max_size=60)
 
 
@@ -16,21 +24,9 @@ def contents(packing: Packing) -> list[list[int]]:
     return [indices.tolist() for indices in packing.bins]
 
 
-def naive_decreasing(lengths: list[int], capacity: int, *, best: bool) -> list[int]:
-    """Room left in every bin, one sequence at a time: the textbook's best fit or first fit."""
-    rooms: list[int] = []
-    for length in sorted(lengths, reverse=True):
-        fitting = [i for i, room in enumerate(rooms) if room >= length]
-        if not fitting:
-            rooms.append(capacity - length)
-        else:
-            rooms[min(fitting, key=lambda i: rooms[i]) if best else fitting[0]] -= length
-    return rooms
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sequences_that_fill_more_than_half_get_a_bin_each(algorithm) -> None:
-    packing = pack([7] * 8, 8, algorithm=algorithm)
+    packing = pack([7] * 8, 8, algorithm=algorithm, seed=0)
     assert sorted(contents(packing)) == [[i] for i in range(8)]
     assert packing.lower_bound == 8
 
@@ -48,21 +44,7 @@ def test_next_fit_keeps_the_order() -> None:
     assert contents(packing) == [[0, 1], [2, 3, 4], [5], [6]]
 
 
-@given(LENGTHS)
-def test_best_fit_decreasing_is_the_textbooks(lengths) -> None:
-    packing = pack(lengths, 20)
-    rooms = [20 - packing.lengths[indices].sum() for indices in packing.bins]
-    assert sorted(rooms) == sorted(naive_decreasing(lengths, 20, best=True))
-
-
-@given(LENGTHS)
-def test_first_fit_decreasing_is_the_textbooks(lengths) -> None:
-    packing = pack(lengths, 20, algorithm="first_fit_decreasing")
-    rooms = [20 - packing.lengths[indices].sum() for indices in packing.bins]
-    assert rooms == naive_decreasing(lengths, 20, best=False)
-
-
-@settings(max_examples=300)
+@settings(max_examples=400, deadline=None)
 @given(
     lengths=LENGTHS,
     algorithm=st.sampled_from(ALGORITHMS),
@@ -81,6 +63,7 @@ def test_every_rule_holds(lengths, algorithm, min_bins, multiple, max_sequences,
         bins_multiple_of=multiple,
         max_sequences_per_bin=max_sequences,
         units=units,
+        seed=0,
     )
     indices = np.concatenate([np.zeros(0, int), *packing.bins])
     assert sorted(indices.tolist()) == list(range(len(lengths)))
@@ -142,6 +125,10 @@ def test_zeros_and_nothing() -> None:
         "lower_bound": 0,
         "num_tokens": 0,
         "fill_ratio": 0.0,
+        "num_skipped": 0,
+        "num_truncated": 0,
+        "num_split": 0,
+        "num_lost_tokens": 0,
     }
     assert contents(pack([0, 0, 0], 4, max_sequences_per_bin=2)) == [[0, 1], [2]]
 
@@ -153,6 +140,10 @@ def test_metrics_by_hand() -> None:
         "lower_bound": 2,
         "num_tokens": 15,
         "fill_ratio": 0.75,
+        "num_skipped": 0,
+        "num_truncated": 0,
+        "num_split": 0,
+        "num_lost_tokens": 0,
     }
 
 
@@ -173,24 +164,153 @@ def test_a_packing_cannot_be_changed() -> None:
         packing.lengths[0] = 1
 
 
-def test_json_both_ways() -> None:
-    packing = pack([5, 9, 3, 3, 8, 1], 10, bins_multiple_of=4)
+JSON_NAMES = (
+    "bins",
+    "lengths",
+    "capacity",
+    "lower_bound",
+    "piece_sequences",
+    "piece_starts",
+    "skipped",
+    "truncated",
+    "num_lost_tokens",
+)
+
+
+@pytest.mark.parametrize("too_long", ["skip", "truncate", "split"])
+def test_json_both_ways(too_long) -> None:
+    packing = pack([5, 9, 3, 23, 8, 1], 10, bins_multiple_of=4, too_long=too_long)
     again = Packing.from_json(packing.to_json())
     assert contents(again) == contents(packing)
-    assert again.lengths.tolist() == packing.lengths.tolist()
+    for name in JSON_NAMES[1:]:
+        np.testing.assert_array_equal(getattr(again, name), getattr(packing, name))
     assert again.metrics() == packing.metrics()
+    with pytest.raises(ValueError, match="read-only"):
+        again.bins[0][0] = 1
 
-    fields = json.loads(packing.to_json())
-    with pytest.raises(ValueError, match="schema_version 1, got 2"):
-        Packing.from_json(json.dumps({**fields, "schema_version": 2}))
-    with pytest.raises(ValueError, match="each of 6 sequences once"):
-        Packing.from_json(json.dumps({**fields, "bins": [[0, 0, 1, 2, 3, 4]]}))
-    with pytest.raises(ValueError, match="capacity = 10, got 29 tokens"):
-        Packing.from_json(json.dumps({**fields, "bins": [[0, 1, 2, 3, 4, 5]]}))
-    for name in ("bins", "lengths", "capacity", "lower_bound"):
+
+def test_json_of_another_version_or_without_a_field_is_refused() -> None:
+    fields = json.loads(pack([5, 9, 3, 3, 8, 1], 10).to_json())
+    with pytest.raises(ValueError, match="schema_version 2, got 1; write it again"):
+        Packing.from_json(json.dumps({**fields, "schema_version": 1}))
+    for name in JSON_NAMES:
         rest = {key: value for key, value in fields.items() if key != name}
         with pytest.raises(ValueError, match=rf"got one with \['{name}'\] missing"):
             Packing.from_json(json.dumps(rest))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"bins": [[0, 0, 1, 2, 3, 4]]}, "each of 6 sequences once"),
+        ({"bins": [[0, 1, 2, 3, 4, 5]]}, "capacity = 10, got 29 tokens"),
+        ({"capacity": 10.5}, "capacity must be an integer >= 1, got 10.5"),
+        ({"skipped": [0]}, "each of 6 sequences once"),
+        ({"skipped": [9]}, "make up its sequences"),
+        ({"truncated": [-1]}, "make up its sequences"),
+        ({"piece_sequences": [0, 1, 2, 3, 4, 4]}, "make up its sequences, got 6 pieces of 5"),
+        ({"piece_starts": [0, 0, 1, 0, 0, 0]}, "make up its sequences"),
+        ({"lengths": [5, 9, 3, 3, 8]}, "make up its sequences"),
+        ({"lengths": [5, 9, 3, 3, 8, -1]}, r"got lengths\[5\] = -1"),
+    ],
+)
+def test_a_broken_packing_is_refused(changed, message) -> None:
+    fields = json.loads(pack([5, 9, 3, 3, 8, 1], 10).to_json())
+    with pytest.raises(ValueError, match=message):
+        Packing.from_json(json.dumps({**fields, **changed}))
+
+
+def test_what_is_too_long_is_skipped() -> None:
+    packing = pack([3, 21, 20, 22], 20, too_long="skip")
+    assert contents(packing) == [[2], [0]]
+    assert packing.skipped.tolist() == [1, 3]
+    assert packing.num_lost_tokens == 43
+    assert packing.metrics() == {
+        "num_sequences": 4,
+        "num_bins": 2,
+        "lower_bound": 2,
+        "num_tokens": 23,
+        "fill_ratio": 23 / 40,
+        "num_skipped": 2,
+        "num_truncated": 0,
+        "num_split": 0,
+        "num_lost_tokens": 43,
+    }
+    assert contents(pack([21, 22], 20, too_long="skip", min_bins=2)) == []
+
+
+def test_what_is_too_long_is_truncated() -> None:
+    packing = pack([3, 21, 17], 20, too_long="truncate")
+    assert contents(packing) == [[1], [0, 2]]
+    assert packing.lengths.tolist() == [3, 20, 17]
+    assert packing.truncated.tolist() == [1]
+    assert packing.num_lost_tokens == 1
+    assert packing.segments(0).tolist() == [[1, 0, 20]]
+    assert packing.segments(1).tolist() == [[0, 0, 3], [2, 0, 17]]
+
+
+def test_what_is_too_long_is_split() -> None:
+    # 45 of sequence 1 become 20 + 20 + 5, 40 of sequence 2 become 20 + 20; 5 and 15 share a bin.
+    packing = pack([15, 45, 40, 0], 20, too_long="split")
+    assert packing.lengths.tolist() == [15, 20, 20, 0, 20, 5, 20]
+    assert packing.piece_sequences.tolist() == [0, 1, 2, 3, 1, 1, 2]
+    assert packing.piece_starts.tolist() == [0, 0, 0, 0, 20, 40, 20]
+    assert (packing.num_sequences, packing.num_lost_tokens) == (4, 0)
+    assert packing.metrics()["num_split"] == 2
+    segments = [packing.segments(k).tolist() for k in range(len(packing.bins))]
+    assert [[0, 0, 15], [1, 40, 45]] in [rows[:1] + rows[-1:] for rows in segments]
+    assert len(packing.bins) == packing.lower_bound == 5
+
+
+@given(
+    st.lists(st.integers(0, 50), max_size=30),
+    st.sampled_from(ALGORITHMS),
+    st.sampled_from(["skip", "truncate", "split"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_every_token_is_in_a_bin_once_or_counted_as_lost(lengths, algorithm, too_long) -> None:
+    packing = pack(lengths, 16, algorithm=algorithm, too_long=too_long, seed=1)
+    rows = [packing.segments(k) for k in range(len(packing.bins))]
+    assert all((r[:, 2] - r[:, 1]).sum() <= 16 for r in rows)
+    held = [(s, t) for r in rows for s, start, end in r.tolist() for t in range(start, end)]
+    kept = {
+        "skip": [n if n <= 16 else 0 for n in lengths],
+        "truncate": [min(n, 16) for n in lengths],
+        "split": lengths,
+    }[too_long]
+    assert sorted(held) == [(s, t) for s, n in enumerate(kept) for t in range(n)]
+    assert packing.num_lost_tokens == sum(lengths) - sum(kept)
+    assert packing.num_sequences == len(lengths)
+    metrics = packing.metrics()
+    assert metrics["num_tokens"] == sum(kept)
+    names = {"skip": "num_skipped", "truncate": "num_truncated", "split": "num_split"}
+    assert {name: metrics[name] for name in names.values()} == {
+        name: sum(n > 16 for n in lengths) if mode == too_long else 0
+        for mode, name in names.items()
+    }
+    assert Packing.from_json(packing.to_json()).metrics() == metrics
+
+
+def test_a_unit_that_is_too_long_is_skipped_as_a_whole() -> None:
+    packing = pack([3, 9, 2, 9], 12, too_long="skip", units=[0, 1, 0, 1])
+    assert contents(packing) == [[0, 2]]
+    assert packing.skipped.tolist() == [1, 3]
+    assert packing.num_lost_tokens == 18
+    packing = pack([1, 1, 1, 2], 12, too_long="skip", units=[0, 0, 0, 1], max_sequences_per_bin=2)
+    assert (contents(packing), packing.skipped.tolist()) == ([[3]], [0, 1, 2])
+
+
+@pytest.mark.parametrize("too_long", ["truncate", "split"])
+def test_units_of_several_sequences_are_not_cut(too_long) -> None:
+    message = f"got '{too_long}' and a unit of 2 that begins at index 1; choose skip"
+    with pytest.raises(ValueError, match=message):
+        pack([1, 2, 3], 9, too_long=too_long, units=[0, 7, 7])
+    assert len(pack([1, 20, 3], 9, too_long=too_long, units=[0, 5, 7]).truncated) <= 1
+
+
+def test_a_million_bins_share_their_memory() -> None:
+    packing = pack(np.full(1000, 5), 8)
+    assert all(b.base is packing.bins[0].base for b in packing.bins)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +325,12 @@ def test_json_both_ways() -> None:
         ({"lengths": [3], "capacity": 8.5}, "capacity must be an integer >= 1, got 8.5"),
         ({"lengths": [3], "capacity": 9, "min_bins": 0}, "min_bins must be an integer >= 1"),
         ({"lengths": [3], "capacity": 9, "algorithm": "best"}, "got 'best'; choose one"),
+        ({"lengths": [3], "capacity": 9, "too_long": "cut"}, "truncate, split, got 'cut'"),
+        ({"lengths": [3], "capacity": 9, "max_sequences_per_bin": 0}, "max_sequences_per_bin must"),
+        ({"lengths": 3, "capacity": 9}, r"one-dimensional, got shape \(\)"),
+        ({"lengths": [float("nan")], "capacity": 9}, "integers, got dtype float64"),
+        ({"lengths": ["3"], "capacity": 9}, "integers, got dtype"),
+        ({"lengths": [3], "capacity": True}, "capacity must be an integer >= 1, got True"),
         ({"lengths": [3], "capacity": 9, "units": [1, 2]}, "one entry per sequence, 1, got 2"),
         (
             {"lengths": [1, 9, 9], "capacity": 10, "units": [0, 7, 7]},

@@ -1,26 +1,36 @@
 """Packed, padded, shared-prefix and one by one are the same numbers on real model classes."""
 
-import numpy as np
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 from burnish_packing.torch import (
     PackedBatch,
     Span,
     attention_forward,
-    empty_batch,
     pack_sequences,
     pad_sequences,
 )
+from burnish_packing.torch.attention_mask import block_diagonal_mask
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 VOCABULARY = 61
+WINDOW = 4  # shorter than the longest sequences and than the longest prefix with a completion
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -28,21 +38,53 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    # Ten times the usual size: a leak must move logits by far more than rounding.
+    "initializer_range": 0.2,
 }
-AttentionInterface.register("burnish_packing_test", attention_forward)
-
-
-@pytest.fixture(params=["llama", "qwen2"])
-def model(request: pytest.FixtureRequest) -> nn.Module:
-    kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
-    config_class, model_class = kinds[request.param]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        # Weights ten times the usual size: a leak must move logits by far more than rounding.
-        config = config_class(
-            **SIZES, initializer_range=0.2, attn_implementation="burnish_packing_test"
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)),
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **SIZES,
+            head_dim=8,
+            query_pre_attn_scalar=8,
+            sliding_window=WINDOW,
+            layer_types=["sliding_attention", "full_attention"],
         )
-        return model_class(config)
+    ),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW)),
+}
+WINDOWED = ("gemma3", "mistral")
+BACKENDS = ("per_span", "block_diagonal", "flex")
+for backend in BACKENDS:
+    AttentionInterface.register(
+        f"burnish_packing_{backend}", functools.partial(attention_forward, backend=backend)
+    )
+AttentionInterface.register("burnish_packing_default", attention_forward)
+pytestmark = pytest.mark.filterwarnings(  # on the CPU it is only for tests
+    "ignore:flex_attention called without torch.compile:UserWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def build() -> Callable[[str], nn.Module]:
+    @functools.cache
+    def built(name: str) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return MODELS[name]()
+
+    return built
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest, build) -> Iterator[nn.Module]:
+    built = build(request.param)
+    built.set_attn_implementation("burnish_packing_default")
+    yield built
+    built.zero_grad()
 
 
 def random_tokens(num_tokens: int, seed: int = 1) -> Tensor:
@@ -51,61 +93,47 @@ def random_tokens(num_tokens: int, seed: int = 1) -> Tensor:
     )
 
 
-def logits_of(model: nn.Module, batch: PackedBatch) -> Tensor:
-    """Logits [M, V] of the scored tokens."""
-    output = model(
-        batch.token_ids, position_ids=batch.position_ids, spans=batch.spans, use_cache=False
-    )
-    return output.logits.flatten(0, 1)[batch.score_positions]
+@dataclass(frozen=True)
+class Case:
+    """Sequences, flat, with the prefixes they share."""
+
+    token_ids: Tensor
+    lengths: list[int]
+    token_mask: Tensor
+    prefix_ids: list[int] | None = None
+    prefix_lengths: list[int] | None = None
+
+    def pack(self, **keywords) -> PackedBatch:
+        return pack_sequences(
+            self.token_ids,
+            self.lengths,
+            token_mask=self.token_mask,
+            prefix_ids=self.prefix_ids,
+            prefix_lengths=self.prefix_lengths,
+            **keywords,
+        )
+
+    def pad(self, **keywords) -> PackedBatch:
+        return pad_sequences(self.token_ids, self.lengths, token_mask=self.token_mask, **keywords)
+
+    def pack_without_sharing(self, **keywords) -> PackedBatch:
+        return replace(self, prefix_ids=None, prefix_lengths=None).pack(**keywords)
+
+    def with_changed_token(self, index: int) -> "Case":
+        changed = self.token_ids.clone()
+        changed[index] = (changed[index] + 1) % VOCABULARY
+        return replace(self, token_ids=changed)
 
 
-def logprobs_of(model: nn.Module, batch: PackedBatch) -> Tensor:
-    """Log-probs of all flat tokens, 0 where not scored."""
-    logprobs = logits_of(model, batch).log_softmax(-1)
-    return batch.scatter(logprobs.gather(1, batch.labels[:, None]).squeeze(1))
+def plain_case() -> Case:
+    lengths = [5, 1, 9, 3]
+    starts = torch.tensor([0, 5, 6, 15])
+    mask = torch.ones(18, dtype=torch.bool)
+    mask[starts] = False
+    return Case(random_tokens(18), lengths, mask)
 
 
-def one_by_one(model: nn.Module, token_ids: Tensor, lengths: list[int]) -> Tensor:
-    """The reference: every sequence alone through transformers' own attention, [T]."""
-    model.set_attn_implementation("sdpa")
-    columns = []
-    for row in token_ids.split(lengths):
-        logits = model(row[None], use_cache=False).logits[0, :-1]
-        scored = logits.log_softmax(-1).gather(1, row[1:, None]).squeeze(1)
-        columns.append(torch.cat([scored.new_zeros(1), scored]))
-    model.set_attn_implementation("burnish_packing_test")
-    return torch.cat(columns)
-
-
-def gradients(model: nn.Module, logprobs: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    (logprobs * weights).sum().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert actual.keys() == expected.keys()
-    for name, gradient in expected.items():
-        difference = (actual[name] - gradient).abs().max()
-        assert difference <= 1e-5 * gradient.abs().max(), name
-
-
-LENGTHS = [5, 1, 9, 3]
-
-
-@pytest.mark.parametrize("collate", [pack_sequences, pad_sequences])
-@pytest.mark.parametrize("pad_multiple", [1, 8])
-def test_packed_and_padded_equal_one_by_one(model, collate, pad_multiple) -> None:
-    token_ids = random_tokens(sum(LENGTHS))
-    weights = torch.linspace(-1, 1, sum(LENGTHS))
-    expected = one_by_one(model, token_ids, LENGTHS)
-    actual = logprobs_of(model, collate(token_ids, LENGTHS, pad_multiple=pad_multiple))
-
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-    assert_same_gradients(gradients(model, actual, weights), gradients(model, expected, weights))
-
-
-def shared_prefix_case() -> tuple[Tensor, list[int], Tensor, list[int], list[int]]:
+def shared_prefix_case() -> Case:
     """Two prompts (4 and 2 tokens) with 3 and 2 completions, interleaved, and a lone sequence."""
     prompts = {0: random_tokens(4, seed=2), 1: random_tokens(2, seed=3)}
     parts, lengths, masks, ids, shared = [], [], [], [], []
@@ -119,91 +147,235 @@ def shared_prefix_case() -> tuple[Tensor, list[int], Tensor, list[int], list[int
         masks.append(torch.arange(len(row)) >= max(prefix, 1))
         ids.append(group)
         shared.append(prefix)
-    return torch.cat(parts), lengths, torch.cat(masks), ids, shared
+    return Case(torch.cat(parts), lengths, torch.cat(masks), ids, shared)
 
 
-@pytest.mark.parametrize("pad_multiple", [1, 16])
-def test_shared_prefix_equals_one_by_one(model, pad_multiple) -> None:
-    token_ids, lengths, mask, prefix_ids, prefix_lengths = shared_prefix_case()
-    weights = torch.linspace(-1, 1, sum(lengths))
-    expected = torch.where(mask, one_by_one(model, token_ids, lengths), 0)
-    batch = pack_sequences(
-        token_ids,
-        lengths,
-        token_mask=mask,
-        prefix_ids=prefix_ids,
-        prefix_lengths=prefix_lengths,
-        pad_multiple=pad_multiple,
+def logits_of(model: nn.Module, batch: PackedBatch) -> Tensor:
+    """Logits [M, V] of the scored tokens, in the flat order of the tokens."""
+    output = model(
+        batch.token_ids, position_ids=batch.position_ids, spans=batch.spans, use_cache=False
     )
-    actual = logprobs_of(model, batch)
-
-    assert batch.token_ids.shape == (1, -(-27 // pad_multiple) * pad_multiple)
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-    assert_same_gradients(gradients(model, actual, weights), gradients(model, expected, weights))
+    return output.logits.flatten(0, 1)[batch.score_positions]
 
 
-def test_a_changed_token_moves_only_its_own_sequence(model) -> None:
-    token_ids = random_tokens(sum(LENGTHS))
-    changed = token_ids.clone()
-    changed[1] = (changed[1] + 1) % VOCABULARY
-    with torch.no_grad():
-        before, after = (
-            logprobs_of(model, pack_sequences(t, LENGTHS)) for t in (token_ids, changed)
-        )
-    assert torch.equal(before[5:], after[5:])
-    assert (before[2:5] - after[2:5]).abs().min() > 1e-3
+def one_by_one(model: nn.Module, case: Case, attention: str = "sdpa") -> Tensor:
+    """The reference: every sequence alone through transformers' own attention, [M, V]."""
+    chosen = model.config._attn_implementation
+    model.set_attn_implementation(attention)
+    rows = []
+    for row, mask in zip(
+        case.token_ids.split(case.lengths), case.token_mask.split(case.lengths), strict=True
+    ):
+        logits = model(row[None], use_cache=False).logits[0]
+        rows.append(logits[:-1][mask[1:]])
+    model.set_attn_implementation(chosen)
+    return torch.cat(rows)
 
 
-def test_a_changed_completion_does_not_move_its_siblings(model) -> None:
-    token_ids, lengths, mask, prefix_ids, prefix_lengths = shared_prefix_case()
-    changed = token_ids.clone()
-    changed[4] = (changed[4] + 1) % VOCABULARY  # the first own token of sequence 0
-    with torch.no_grad():
-        before, after = (
-            logprobs_of(
-                model,
-                pack_sequences(
-                    t,
-                    lengths,
-                    token_mask=mask,
-                    prefix_ids=prefix_ids,
-                    prefix_lengths=prefix_lengths,
-                ),
-            )
-            for t in (token_ids, changed)
-        )
-    assert torch.equal(before[7:], after[7:])
-    assert (before[4:7] - after[4:7]).abs().min() > 1e-3
+def gradients(model: nn.Module, logits: Tensor, case: Case) -> dict[str, Tensor]:
+    """Of a weighted sum of the log-probs of the scored tokens."""
+    model.zero_grad()
+    labels = case.token_ids[case.token_mask]
+    logprobs = logits.log_softmax(-1).gather(1, labels[:, None]).squeeze(1)
+    (logprobs * torch.linspace(-1, 1, len(labels))).sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def assert_same(actual: Tensor, expected: Tensor, name: str = "logits") -> None:
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max(), name
+
+
+def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    assert len(actual) > 10
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 0
+        assert_same(actual[name], gradient, name)
+
+
+WAYS = {
+    "packed": lambda: (plain_case(), plain_case().pack()),
+    "packed and filled": lambda: (plain_case(), plain_case().pack(pad_multiple=8)),
+    "padded": lambda: (plain_case(), plain_case().pad()),
+    "padded and filled": lambda: (plain_case(), plain_case().pad(pad_multiple=8)),
+    "shared": lambda: (shared_prefix_case(), shared_prefix_case().pack()),
+    "shared and filled": lambda: (shared_prefix_case(), shared_prefix_case().pack(pad_multiple=16)),
+    "not shared": lambda: (shared_prefix_case(), shared_prefix_case().pack_without_sharing()),
+    "not packed": lambda: (shared_prefix_case(), shared_prefix_case().pad()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_equals_one_by_one(model, way) -> None:
+    case, batch = WAYS[way]()
+    expected, actual = one_by_one(model, case), logits_of(model, batch)
+    assert_same(actual, expected)
+    assert_same_gradients(gradients(model, actual, case), gradients(model, expected, case))
+
+
+def test_the_shared_prefix_case_shares() -> None:
+    """27 positions instead of 37: 4 and 2 tokens of prompt lie once."""
+    batch = shared_prefix_case().pack()
+    assert batch.token_ids.shape == (1, 27)
+    assert sum(shared_prefix_case().lengths) == 37
+    assert sum(span.prefix_end > span.prefix_start for span in batch.spans) == 5
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("way", ["packed and filled", "shared and filled"])
+def test_block_diagonal_equals_one_by_one(build, name, way) -> None:
+    model = build(name)
+    model.set_attn_implementation("burnish_packing_block_diagonal")
+    case, batch = WAYS[way]()
+    expected, actual = one_by_one(model, case), logits_of(model, batch)
+    assert_same(actual, expected)
+    assert_same_gradients(gradients(model, actual, case), gradients(model, expected, case))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("way", ["packed and filled", "shared and filled"])
+@torch.no_grad()
+def test_flex_equals_one_by_one(build, name, way) -> None:
+    model = build(name)
+    model.set_attn_implementation("burnish_packing_flex")
+    case, batch = WAYS[way]()
+    assert_same(logits_of(model, batch), one_by_one(model, case))
+
+
+@torch.no_grad()
+def test_the_references_agree(model) -> None:
+    """transformers' eager and SDPA attention: the same windows, whoever masks."""
+    case = shared_prefix_case()
+    assert_same(one_by_one(model, case), one_by_one(model, case, "eager"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_a_changed_token_moves_only_its_own_sequence(model, backend) -> None:
+    model.set_attn_implementation(f"burnish_packing_{backend}")
+    case = plain_case()
+    before = logits_of(model, case.pack())
+    after = logits_of(model, case.with_changed_token(1).pack())
+    assert len(before) == 4 + 0 + 8 + 2
+    assert torch.equal(before[4:], after[4:])
+    assert torch.equal(before[0], after[0])
+    assert (before[1:4] - after[1:4]).abs().amax(1).min() > 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_a_changed_completion_does_not_move_its_siblings(model, backend) -> None:
+    model.set_attn_implementation(f"burnish_packing_{backend}")
+    case = shared_prefix_case()
+    before = logits_of(model, case.pack())
+    after = logits_of(model, case.with_changed_token(4).pack())  # sequence 0's first own token
+    assert torch.equal(before[3:], after[3:])
+    assert torch.equal(before[0], after[0])  # that token's own score, from the prompt
+    assert (before[1:3] - after[1:3]).abs().amax(1).min() > 1e-3
+
+
+@torch.no_grad()
+def test_padding_moves_nothing(model) -> None:
+    case = plain_case()
+    one, other = (case.pack(pad_multiple=8, pad_token_id=pad) for pad in (0, 7))
+    assert one.token_ids.shape == (1, 24)
+    assert not torch.equal(one.token_ids, other.token_ids)
+    assert torch.equal(logits_of(model, one), logits_of(model, other))
+
+
+@torch.no_grad()
 def test_negative_control_one_span_over_the_whole_pack_leaks(model) -> None:
     """Restarted position ids alone do not separate sequences: the comparison must notice."""
-    token_ids = random_tokens(sum(LENGTHS))
-    batch = pack_sequences(token_ids, LENGTHS)
-    leaking = PackedBatch(**{**vars(batch), "spans": (Span(0, sum(LENGTHS)),)})
-    with torch.no_grad():
-        difference = logprobs_of(model, leaking) - one_by_one(model, token_ids, LENGTHS)
-    assert difference[:5].abs().max() < 1e-5
-    assert difference[6:].abs().max() > 0.1
+    case = plain_case()
+    leaking = replace(case.pack(), spans=(Span(0, sum(case.lengths)),))
+    difference = (logits_of(model, leaking) - one_by_one(model, case)).abs().amax(1)
+    assert difference[:4].max() < 1e-4
+    assert difference[4:].max() > 0.1
 
 
-def test_an_empty_batch_runs_and_has_zero_gradients(model) -> None:
-    logprobs = logprobs_of(model, empty_batch(pad_token_id=3))
-    assert logprobs.shape == (0,)
-    zero = gradients(model, logprobs, torch.zeros(0))
+@torch.no_grad()
+def test_negative_control_completions_without_their_prefix(model) -> None:
+    case = shared_prefix_case()
+    batch = case.pack()
+    spans = tuple(Span(span.start, span.end) for span in batch.spans)
+    difference = logits_of(model, replace(batch, spans=spans)) - one_by_one(model, case)
+    assert difference.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("wrong", [WINDOW - 1, WINDOW + 1, None])
+@torch.no_grad()
+def test_negative_control_a_wrong_window(build, name, wrong) -> None:
+    """One token more or less, or a layer's window forgotten, must be seen in every layout."""
+
+    def forward(*arguments, sliding_window: int | None = None, **keywords):
+        window = sliding_window and wrong
+        return attention_forward(*arguments, sliding_window=window, **keywords)
+
+    AttentionInterface.register("burnish_packing_wrong", forward)
+    model = build(name)
+    model.set_attn_implementation("burnish_packing_wrong")
+    for way in ("packed", "padded", "shared"):
+        case, batch = WAYS[way]()
+        difference = logits_of(model, batch) - one_by_one(model, case)
+        assert difference.abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_negative_control_a_window_over_the_pack_and_not_the_sequence(build) -> None:
+    """Behind a prefix that lies far away, distance in the pack is not distance in the sequence."""
+
+    def forward(module, query, key, value, mask, *, spans, sliding_window, scaling, **_):
+        visible = block_diagonal_mask(spans, device=query.device)
+        visible = visible.triu(1 - sliding_window)
+        output = nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, scale=scaling, enable_gqa=True
+        )
+        return output.transpose(1, 2), None
+
+    AttentionInterface.register("burnish_packing_by_place", forward)
+    model = build("mistral")
+    model.set_attn_implementation("burnish_packing_by_place")
+    plain, shared = plain_case(), shared_prefix_case()
+    assert_same(logits_of(model, plain.pack()), one_by_one(model, plain))
+    difference = logits_of(model, shared.pack()) - one_by_one(model, shared)
+    assert difference.abs().max() > 0.1
+
+
+def test_a_batch_without_scored_tokens_has_zero_gradients(model) -> None:
+    """What a rank runs in an empty slot, so that collectives stay in step."""
+    case = Case(random_tokens(1), [1], torch.zeros(1, dtype=torch.bool))
+    logits = logits_of(model, case.pack())
+    assert logits.shape == (0, VOCABULARY)
+    zero = gradients(model, logits, case)
     assert zero
-    assert all(np.count_nonzero(gradient.numpy()) == 0 for gradient in zero.values())
+    assert all(gradient.count_nonzero() == 0 for gradient in zero.values())
 
 
-def test_a_sliding_window_shorter_than_a_sequence_is_refused() -> None:
-    config = Qwen2Config(
-        **SIZES,
-        use_sliding_window=True,
-        sliding_window=8,
-        max_window_layers=0,
-        attn_implementation="burnish_packing_test",
-    )
-    model = Qwen2ForCausalLM(config)
-    logprobs_of(model, pack_sequences(random_tokens(16), [8, 8]))
-    with pytest.raises(ValueError, match="sliding window of 8 tokens, got one of 9"):
-        logprobs_of(model, pack_sequences(random_tokens(17), [8, 9]))
+def test_a_sliding_window_shorter_than_a_sequence_is_computed() -> None:
+    """Qwen2 has windows by its config only; with one as long as every sequence nothing changes."""
+
+    def built(**config) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return Qwen2ForCausalLM(
+                Qwen2Config(**SIZES, attn_implementation="burnish_packing_default", **config)
+            )
+
+    windowed = built(use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    full = built()
+    mask = torch.ones(20, dtype=torch.bool)
+    mask[0] = mask[8] = False
+    fitting = Case(random_tokens(16), [8, 8], mask[:16])
+    longer = Case(random_tokens(20), [8, 12], mask)
+    for case, is_same in ((fitting, True), (longer, False)):
+        logits = logits_of(windowed, case.pack())
+        expected = one_by_one(windowed, case)
+        assert_same(logits, expected)
+        assert_same_gradients(
+            gradients(windowed, logits, case), gradients(windowed, expected, case)
+        )
+        difference = (logits - logits_of(full, case.pack())).abs().max()
+        assert (difference < 1e-4) == is_same
+        assert (difference > 1e-2) != is_same

@@ -1,12 +1,22 @@
-"""Equal work: units over bins, and bins over ranks."""
+"""Equal work: units over the bins of every slot, rows over slots, and bins over ranks.
 
+A slot is what all ranks run at one time, one bin each. They wait for each other at every slot, so
+a step costs the sum over its slots of the costliest bin, and bins need be equal only inside a slot.
+"""
+
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from burnish_packing._checks import IntArray
-from burnish_packing.layout import round_up
+
+FloatArray = NDArray[np.float64]
+EXTRA_SLOT_SAVING = 0.01  # share of the step that a slot of packs more than needed must save
+EXTRA_ROWS_SAVING = 0.1  # share of a full micro-batch that a slot of padded rows must save
+_CLOSE = 1e-3  # bins of a slot that differ by less, relative to their mean, are equal enough
+_SWAP_CANDIDATES = (64, 1024)  # units of the costliest bin, and of its slot, that a swap looks at
 
 
 def spread(bins: list[IntArray], num_bins: int, costs: ArrayLike) -> list[IntArray]:
@@ -33,93 +43,193 @@ def spread(bins: list[IntArray], num_bins: int, costs: ArrayLike) -> list[IntArr
     return bins + [np.zeros(0, np.int64)] * (num_bins - len(bins))
 
 
-def balance_bins(
-    tokens: IntArray, costs: NDArray[np.float64], capacity: int, num_bins: int
-) -> list[IntArray] | None:
-    """Units [U] over `num_bins` bins of `capacity` tokens, of costs as equal as may be.
+def balance_slots(
+    packed: Sequence[IntArray],
+    tokens: IntArray,
+    costs: FloatArray,
+    capacity: int,
+    num_ranks: int,
+) -> list[list[IntArray]]:
+    """Units [U] over slots of `num_ranks` bins: the costliest bins of the slots sum to little.
 
-    The costliest unit comes first, and each goes to the cheapest bin that has room (R. L. Graham,
-    "Bounds on multiprocessing timing anomalies", 1969).
+    Starting from as many slots as `packed` needs, units are dealt to bins in two ways: as packed,
+    and by `_fill`; both are then refined by swaps. One slot more is taken only if it saves
+    EXTRA_SLOT_SAVING of the step.
+
+    Args:
+        packed: units of each bin of a packing, a multiple of num_ranks bins, none above `capacity`.
+        tokens, costs: [U] of the units.
 
     Returns:
-        The units of each bin, empty bins last, or None when a unit finds no room.
+        For each slot, costliest first, the units of its bins, costliest first.
     """
-    units_of: list[list[int]] = [[] for _ in range(num_bins)]
-    room = [capacity] * num_bins
-    # Units without cost spread too: among equally cheap bins the one of fewest units is next.
-    cheapest = [(0.0, 0, i) for i in range(num_bins)]
-    heapify(cheapest)
-    for unit in np.lexsort((-tokens, -costs)).tolist():
-        too_full = []
-        while cheapest and room[cheapest[0][2]] < tokens[unit]:
-            too_full.append(heappop(cheapest))
-        if not cheapest:
+    fewest = len(packed) // num_ranks
+    best, least = [list(packed)], np.inf
+    for num_slots in (fewest, fewest + 1):
+        targets = slot_targets(costs, num_ranks, num_slots)
+        allowed = least if num_slots == fewest else (1 - EXTRA_SLOT_SAVING) * least
+        if targets.sum() > allowed:  # no plan of so many slots could be better
+            break
+        filled = _fill(tokens, costs, capacity, np.repeat(targets, num_ranks))
+        for bins in (filled, packed if num_slots == fewest else None):
+            if bins is None or least <= (1 + _CLOSE) * targets.sum():
+                continue
+            slots, step = _refined(bins, tokens, costs, capacity, num_ranks)
+            if step <= allowed and step < least:
+                best, least = slots, step
+    return [slot for slot in best if any(len(units) for units in slot)]
+
+
+def slot_targets(costs: FloatArray, num_ranks: int, num_slots: int) -> FloatArray:
+    """What the bins of every slot should cost, float64 [S], decreasing.
+
+    They sum to the least that any step costs, the larger of total / num_ranks and the costliest
+    unit. If the sorted units lead one bin each, slot s has a bin that costs at least unit
+    s * num_ranks; slots where this leaves a choice share what is left equally ("water filling").
+    """
+    total = costs.sum() / num_ranks
+    leaders = np.zeros(num_slots)
+    first = -np.sort(-costs)[::num_ranks][:num_slots]
+    leaders[: len(first)] = first
+    # If slots from k on are level, each has its share of what the leaders before k leave.
+    before = np.cumsum(leaders) - leaders
+    levels = (total - before) / np.arange(num_slots, 0, -1)
+    level = levels[np.argmax(levels >= leaders)] if (levels >= leaders).any() else 0.0
+    targets = np.maximum(leaders, level)
+    # Without work for so many leaders, the last ones share bins with others.
+    left = np.maximum(total - (np.cumsum(targets) - targets), 0.0)
+    targets[1:] = np.minimum(targets, left)[1:]
+    return targets
+
+
+def _fill(
+    tokens: IntArray, costs: FloatArray, capacity: int, targets: FloatArray
+) -> list[IntArray] | None:
+    """Units over bins of `capacity` tokens whose costs should come close to `targets` [K].
+
+    The costliest unit comes first, and each goes to the bin that lacks most and has room (after
+    R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969).
+
+    Returns:
+        The units of each bin, or None when a unit finds no room.
+    """
+    units_of: list[list[int]] = [[] for _ in targets]
+    room = [capacity] * len(targets)
+    # Units without cost spread too: among equals the bin of fewest units is next.
+    lacking = [(-target, 0, i) for i, target in enumerate(targets.tolist())]
+    heapify(lacking)
+    order = np.lexsort((-tokens, -costs))
+    smallest = np.minimum.accumulate(tokens[order][::-1])[::-1].tolist()
+    unit_tokens, unit_costs = tokens.tolist(), costs.tolist()
+    for unit, rest in zip(order.tolist(), smallest, strict=True):
+        passed = []
+        while lacking and room[lacking[0][2]] < unit_tokens[unit]:
+            entry = heappop(lacking)
+            if room[entry[2]] >= rest:  # else nothing that follows fits either
+                passed.append(entry)
+        if not lacking:
             return None
-        cost, count, i = heappop(cheapest)
+        lack, count, i = lacking[0]
         units_of[i].append(unit)
-        room[i] -= int(tokens[unit])
-        for entry in (*too_full, (cost + float(costs[unit]), count + 1, i)):
-            heappush(cheapest, entry)
+        room[i] -= unit_tokens[unit]
+        heappop(lacking)
+        for entry in (*passed, (lack + unit_costs[unit], count + 1, i)):
+            heappush(lacking, entry)
     return [np.array(units, np.int64) for units in units_of]
 
 
-def cut_rows(
-    longest: IntArray,
-    rows: IntArray,
-    row_costs: NDArray[np.float64],
-    max_tokens: int,
-    bins_multiple_of: int,
-) -> list[IntArray]:
-    """Units [U], longest first, cut into batches of padded rows: consecutive units of each batch.
+def _refined(
+    bins: Sequence[IntArray], tokens: IntArray, costs: FloatArray, capacity: int, num_ranks: int
+) -> tuple[list[list[IntArray]], float]:
+    """Bins by falling cost in slots, each slot made equal by swaps, and the cost of the step."""
+    slots = _in_slots(bins, costs, num_ranks)
+    slots = [_equalise(slot, tokens, costs, capacity) for slot in slots]
+    slots = _in_slots([units for slot in slots for units in slot], costs, num_ranks)
+    return slots, float(sum(costs[slot[0]].sum() for slot in slots))
 
-    Among sorted units, filling each batch to `max_tokens` gives the fewest batches. Their number is
-    rounded up, and the smallest cost that no batch of so many need exceed is found by bisection.
+
+def _in_slots(bins: Sequence[IntArray], costs: FloatArray, num_ranks: int) -> list[list[IntArray]]:
+    """Each slot takes the costliest bins that are left: of all ways the one that costs least."""
+    keys = [(-float(costs[units].sum()), len(units) == 0, i) for i, units in enumerate(bins)]
+    order = [i for _, _, i in sorted(keys)]
+    return [
+        [bins[i] for i in order[start : start + num_ranks]]
+        for start in range(0, len(order), num_ranks)
+    ]
+
+
+def _equalise(
+    slot: list[IntArray], tokens: IntArray, costs: FloatArray, capacity: int
+) -> list[IntArray]:
+    """The bins of one slot after the swaps that lower the costliest one most.
+
+    Each time the costliest bin gives a unit to another bin, for one of its units or for nothing,
+    such that the squares of the two bins' costs fall most and both hold `capacity` tokens at most.
+    """
+    num_bins = len(slot)
+    units = np.concatenate(slot)
+    # Behind the units, one that is nothing in every bin: a swap with it moves a unit there.
+    nothing = np.zeros(num_bins, np.int64)
+    unit_tokens = np.concatenate([tokens[units], nothing])
+    unit_costs = np.concatenate([costs[units], nothing])
+    places = np.arange(num_bins)
+    bin_of = np.concatenate([np.repeat(places, [len(members) for members in slot]), places])
+    for _ in range(8 * num_bins):
+        cost = np.bincount(bin_of, unit_costs)
+        held = np.bincount(bin_of, unit_tokens)
+        costliest = int(cost.argmax())
+        if cost[costliest] * num_bins <= (1 + _CLOSE) * cost.sum():
+            break
+        own = _thinned(np.flatnonzero(bin_of[: len(units)] == costliest), _SWAP_CANDIDATES[0])
+        given = _thinned(np.arange(len(units)), _SWAP_CANDIDATES[1])
+        given = np.concatenate([given, len(units) + places])
+        to = bin_of[given]
+        less = unit_costs[own][:, None] - unit_costs[given]
+        fewer = unit_tokens[own][:, None] - unit_tokens[given]
+        gain = less * (cost[costliest] - cost[to] - less)
+        gain[(fewer > capacity - held[to]) | (fewer < held[costliest] - capacity)] = 0.0
+        best = int(gain.argmax())
+        if gain.flat[best] <= 1e-9 * cost[costliest] ** 2:
+            break
+        unit, other = own[best // len(given)], given[best % len(given)]
+        bin_of[unit] = bin_of[other]
+        if other < len(units):
+            bin_of[other] = costliest
+    return [units[bin_of[: len(units)] == i] for i in range(num_bins)]
+
+
+def _thinned(values: IntArray, limit: int) -> IntArray:
+    """At most `limit` of the values, evenly chosen."""
+    return values[:: -(-len(values) // limit)] if len(values) > limit else values
+
+
+def cut_layers(
+    widths: IntArray, rows: IntArray, row_costs: FloatArray, max_tokens: int
+) -> list[tuple[int, int]]:
+    """Layers [G] of padded rows, widest first, cut into slots: [start, end) of each.
+
+    A slot runs all its rows at the width of its first layer and holds `max_tokens` positions at
+    most. The cuts make the rows of all slots cheapest, where every slot must save EXTRA_ROWS_SAVING
+    of the costliest micro-batch that fits (a shortest path over the cuts).
 
     Args:
-        longest: int64 [U], decreasing, tokens of a unit's longest row; rows: [U], its rows.
-        row_costs: [U], decreasing, cost of one row as long as `longest`; all rows of a batch cost
-            as much as its longest.
+        widths: int64 [G], decreasing; rows: int64 [G]; row_costs: [G], of one row of that width.
     """
-    limits = (longest.tolist(), rows.tolist(), row_costs.tolist(), max_tokens)
-    num_bins = round_up(len(_batch_starts(*limits, np.inf)), bins_multiple_of)
-    low, high = float((rows * row_costs).max()), float(rows.sum() * row_costs[0])
-    for _ in range(30):
-        budget = (low + high) / 2
-        if len(_batch_starts(*limits, budget)) <= num_bins:
-            high = budget
-        else:
-            low = budget
-    batches = np.split(np.arange(len(rows)), _batch_starts(*limits, high)[1:])
-    return spread(batches, num_bins, rows * row_costs)
-
-
-def _batch_starts(
-    longest: list[int], rows: list[int], row_costs: list[float], max_tokens: int, budget: float
-) -> list[int]:
-    """First unit of each batch when batches are filled in order up to `max_tokens` and `budget`."""
-    starts = [0]
-    num_rows = 0
-    for i, unit_rows in enumerate(rows):
-        first = starts[-1]
-        num_rows += unit_rows
-        if num_rows * longest[first] > max_tokens or num_rows * row_costs[first] > budget:
-            starts.append(i)
-            num_rows = unit_rows
-    return starts
-
-
-def deal(costs: ArrayLike, num_ranks: int) -> IntArray:
-    """Bins [R * S] over ranks: the bin that rank r runs in slot s, int64 [R, S].
-
-    Ranks wait for each other at every slot, so each slot takes the R costliest bins that are left,
-    and the rank that has had the least work so far takes the costliest of them.
-    """
-    costs = np.asarray(costs, np.float64)
-    slots = np.argsort(-costs, kind="stable").reshape(-1, num_ranks)
-    places = np.empty(slots.shape[::-1], np.int64)
-    work = np.zeros(num_ranks)
-    for slot, bins in enumerate(slots):
-        ranks = np.argsort(work, kind="stable")
-        places[ranks, slot] = bins
-        work[ranks] += costs[bins]
-    return places
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows)])
+    least = np.full(len(ends), np.inf)
+    least[0] = 0.0
+    cut_before = np.zeros(len(ends), np.int64)
+    # A row without tokens counts as one position here, or a slot would hold any number of them.
+    fitting = max_tokens // np.maximum(widths, 1)
+    each = EXTRA_ROWS_SAVING * float((fitting * row_costs).max())
+    last = np.searchsorted(ends, ends[:-1] + fitting, side="right")
+    for start, (stop, row_cost) in enumerate(zip(last.tolist(), row_costs.tolist(), strict=True)):
+        reached = slice(start + 1, stop)
+        cost = least[start] + each + (ends[reached] - ends[start]) * row_cost
+        better = cost < least[reached]
+        least[reached][better] = cost[better]
+        cut_before[reached][better] = start
+    cuts = [len(widths)]
+    while cuts[-1]:
+        cuts.append(int(cut_before[cuts[-1]]))
+    return list(zip(cuts[:0:-1], cuts[-2::-1], strict=True))

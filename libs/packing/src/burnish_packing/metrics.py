@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from burnish_packing._checks import as_lengths, check_positive
+
 
 def fill_ratio(num_tokens: ArrayLike, capacity: int) -> float:
     """Tokens held over tokens that fit, for bins [K] that hold `num_tokens`; 0.0 without bins."""
@@ -14,6 +16,17 @@ def padding_ratio(num_tokens: ArrayLike, num_padded_tokens: ArrayLike) -> float:
     """Share of the positions a model runs that hold no token; 0.0 when it runs none."""
     padded = np.asarray(num_padded_tokens).sum()
     return float(1 - np.asarray(num_tokens).sum() / padded) if padded else 0.0
+
+
+def padding_to_longest(lengths: ArrayLike, batch_size: int) -> float:
+    """`padding_ratio` without a plan: consecutive batches [batch_size], padded to their longest."""
+    held = as_lengths(lengths)
+    check_positive(batch_size, "batch_size")
+    starts = np.arange(0, len(held), batch_size)
+    if not starts.size:
+        return 0.0
+    rows = np.diff(np.append(starts, len(held)))
+    return padding_ratio(held, rows * np.maximum.reduceat(held, starts))
 
 
 def rank_imbalance(costs: ArrayLike) -> float:

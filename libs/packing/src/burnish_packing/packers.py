@@ -1,13 +1,9 @@
-"""Bin packing of sequences: which of them share a bin of `capacity` tokens.
-
-References: D. S. Johnson, "Near-optimal bin packing algorithms" (MIT, 1973) for the three
-heuristics; S. Martello and P. Toth, "Knapsack Problems" (1990), section 8.3.1, for bound L2.
-"""
+"""Bin packing of sequences: which of them share a bin of `capacity` tokens."""
 
 import json
-from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,32 +17,103 @@ from burnish_packing._checks import (
     check_positive,
     load_versioned,
 )
+from burnish_packing._heuristics import (
+    best_fit_decreasing,
+    classes_of,
+    first_fit,
+    first_fit_decreasing,
+    next_fit,
+    place_units,
+    stable_argsort,
+)
+from burnish_packing._modified_first_fit import modified_first_fit_decreasing
+from burnish_packing._pieces import (
+    TOO_LONG,
+    TooLong,
+    check_choice,
+    check_pieces,
+    cut_to_fit,
+    group_units,
+    read_only,
+)
 from burnish_packing.balance import spread
+from burnish_packing.bounds import histogram_bound, lower_bound
 from burnish_packing.layout import round_up
 from burnish_packing.metrics import fill_ratio
+from burnish_packing.optimal import balanced, fewest_bins
 
-SCHEMA_VERSION = 1
-Algorithm = Literal["best_fit_decreasing", "first_fit_decreasing", "next_fit"]
+__all__ = [
+    "Algorithm",
+    "Packing",
+    "TooLong",
+    "group_units",
+    "lower_bound",
+    "pack",
+    "split_by_label",
+]
+
+SCHEMA_VERSION = 2
+Algorithm = Literal[
+    "best_fit_decreasing",
+    "first_fit_decreasing",
+    "modified_first_fit_decreasing",
+    "optimal",
+    "balanced",
+    "next_fit",
+    "first_fit_shuffle",
+]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Sequences in bins. Every index of `lengths` is in exactly one bin, ascending inside it."""
+    """Sequences in bins. A bin holds pieces; unless sequences were split, piece i is sequence i.
 
-    bins: tuple[IntArray, ...]  # each int64, read-only; empty where min_bins asked for more bins
-    lengths: IntArray  # int64 [N], tokens
+    Pieces 0 to N - 1 are the heads of the N sequences, the others continue split ones, in order.
+    Every piece is in exactly one bin, ascending inside it, except those of skipped sequences.
+    Arrays are read-only.
+    """
+
+    bins: tuple[IntArray, ...]  # each int64, pieces; empty where min_bins asked for more bins
+    lengths: IntArray  # int64 [M], tokens of each piece (of a skipped sequence: all of its tokens)
     capacity: int  # tokens of a bin, never exceeded
-    lower_bound: int  # no packing under the same rules has fewer bins
+    lower_bound: int  # no packing of these pieces under the same rules has fewer bins
+    piece_sequences: IntArray  # int64 [M], the sequence each piece belongs to
+    piece_starts: IntArray  # int64 [M], the piece's first token in its sequence
+    skipped: IntArray  # int64, ascending: sequences that are in no bin
+    truncated: IntArray  # int64, ascending: sequences of which only the head is in a bin
+    num_lost_tokens: int  # of skipped and truncated sequences
+
+    @cached_property
+    def num_sequences(self) -> int:
+        """N, skipped sequences included."""
+        return int(self.piece_sequences.max(initial=-1)) + 1
+
+    def segments(self, k: int) -> IntArray:
+        """What bin k holds, int64 [n, 3]: rows (sequence, first token, end) in the bin's order."""
+        pieces = self.bins[k]
+        starts = self.piece_starts[pieces]
+        columns = (self.piece_sequences[pieces], starts, starts + self.lengths[pieces])
+        return np.stack(columns, axis=1)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of bins and tokens, and `fill_ratio`: tokens held over tokens that fit."""
-        num_tokens = [int(self.lengths[indices].sum()) for indices in self.bins]
+        """Numbers of bins, sequences and tokens, and `fill_ratio`: tokens held over what fits.
+
+        `num_sequences` counts those given, `num_skipped`, `num_truncated` and `num_split` those of
+        them that were too long; `num_tokens` those that are in bins, `num_lost_tokens` the others.
+        """
+        num_tokens = int(self.lengths.sum() - self.lengths[self.skipped].sum())
+        continued = self.piece_sequences[self.num_sequences :]
         return {
-            "num_sequences": len(self.lengths),
+            "num_sequences": self.num_sequences,
             "num_bins": len(self.bins),
             "lower_bound": self.lower_bound,
-            "num_tokens": sum(num_tokens),
-            "fill_ratio": fill_ratio(num_tokens, self.capacity),
+            "num_tokens": num_tokens,
+            "fill_ratio": fill_ratio([num_tokens], self.capacity * max(len(self.bins), 1)),
+            "num_skipped": len(self.skipped),
+            "num_truncated": len(self.truncated),
+            "num_split": int(np.count_nonzero(np.diff(continued, prepend=-1))),
+            "num_lost_tokens": self.num_lost_tokens,
         }
 
     def to_json(self) -> str:
@@ -56,21 +123,37 @@ class Packing:
                 "schema_version": SCHEMA_VERSION,
                 "capacity": self.capacity,
                 "lower_bound": self.lower_bound,
-                "lengths": self.lengths.tolist(),
-                "bins": [indices.tolist() for indices in self.bins],
+                "num_lost_tokens": self.num_lost_tokens,
+                **{name: getattr(self, name).tolist() for name in _ARRAYS},
+                "bins": [pieces.tolist() for pieces in self.bins],
             }
         )
 
     @classmethod
     def from_json(cls, text: str) -> "Packing":
         """The inverse of `to_json`; ValueError for another schema version or a broken packing."""
-        names = ("bins", "lengths", "capacity", "lower_bound")
+        names = ("bins", "capacity", "lower_bound", "num_lost_tokens", *_ARRAYS)
         fields = load_versioned(text, SCHEMA_VERSION, "packing", names)
-        lengths = as_lengths(fields["lengths"])
-        bins = tuple(as_integers(indices, "bins") for indices in fields["bins"])
-        check_partition(np.concatenate([np.zeros(0, np.int64), *bins]), len(lengths), "bins")
-        check_fits([int(lengths[b].sum()) for b in bins], int(fields["capacity"]), "capacity")
-        return cls(bins, lengths, int(fields["capacity"]), int(fields["lower_bound"]))
+        check_positive(fields["capacity"], "capacity")
+        counts = [fields["lower_bound"], fields["num_lost_tokens"]]
+        bound, num_lost_tokens = as_integers(counts, "lower_bound and num_lost_tokens").tolist()
+        arrays = {name: as_integers(fields[name], name) for name in _ARRAYS}
+        lengths = as_lengths(arrays["lengths"])
+        check_pieces(**{name.removeprefix("piece_"): array for name, array in arrays.items()})
+        packing = cls(
+            bins=tuple(as_integers(pieces, "bins") for pieces in fields["bins"]),
+            capacity=fields["capacity"],
+            lower_bound=bound,
+            num_lost_tokens=num_lost_tokens,
+            **arrays,
+        )
+        everything = np.concatenate([packing.skipped, *packing.bins])
+        check_partition(everything, len(lengths), "bins and skipped")
+        check_fits([int(lengths[b].sum()) for b in packing.bins], packing.capacity, "capacity")
+        return packing
+
+
+_ARRAYS = ("lengths", "piece_sequences", "piece_starts", "skipped", "truncated")
 
 
 def pack(
@@ -81,260 +164,165 @@ def pack(
     min_bins: int = 1,
     bins_multiple_of: int = 1,
     max_sequences_per_bin: int | None = None,
+    too_long: TooLong = "error",
     units: ArrayLike | None = None,
+    seed: int | None = None,
 ) -> Packing:
     """Put sequences into few bins of `capacity` tokens. No sequences: no bins.
+
+    Algorithms: `best_fit_decreasing` and `first_fit_decreasing` place the longest first and need
+    at most 11/9 of the fewest bins, plus a constant; `modified_first_fit_decreasing` at most 71/60.
+    `optimal` searches until the bins reach a lower bound, as a rule the fewest there can be; what
+    is not proven shows as `lower_bound` below the number of bins (see `optimal.fewest_bins`; hard
+    cases need scipy). `balanced` takes the fewest bins of best-fit-decreasing and makes the fullest
+    of them as small as it can. `next_fit` keeps the order; `first_fit_shuffle` draws it from
+    `seed`, which keeps what meets in a bin independent of length.
 
     Args:
         lengths: int [N], tokens of each sequence, >= 0.
         capacity: tokens that fit in a bin.
-        algorithm: `best_fit_decreasing` and `first_fit_decreasing` place the longest first and need
-            at most 11/9 of the fewest bins, plus a constant; `next_fit` keeps the order.
+        algorithm: see above.
         min_bins: at least so many bins; full ones are divided, and empty ones added at last.
         bins_multiple_of: the number of bins is a multiple of this.
-        max_sequences_per_bin: at most so many sequences in a bin.
+        max_sequences_per_bin: at most so many sequences (or pieces of them) in a bin.
+        too_long: for sequences longer than the capacity: `error`; `skip`: they are in no bin;
+            `truncate`: the first `capacity` tokens are kept; `split`: pieces of `capacity` tokens
+            and a last one of the rest.
         units: int [N]; sequences with equal units stay in one bin (a chosen and its rejected).
+            A unit of several sequences that fits no bin is an error or skipped as a whole.
+        seed: of `first_fit_shuffle`, >= 0; the same one gives the same packing in any process.
 
     Raises:
         ValueError: a sequence or unit does not fit in a bin, or an argument is out of range.
     """
-    lengths = as_lengths(lengths)
+    given = as_lengths(lengths)
     for value, name in (
         (capacity, "capacity"),
         (min_bins, "min_bins"),
         (bins_multiple_of, "bins_multiple_of"),
     ):
         check_positive(value, name)
-    capacity = int(capacity)
     if max_sequences_per_bin is not None:
         check_positive(max_sequences_per_bin, "max_sequences_per_bin")
-    max_sequences = max_sequences_per_bin or max(len(lengths), 1)
-    unit_of, tokens, sizes = group_units(lengths, units)
-    _check_fits(tokens, sizes, unit_of, capacity, max_sequences, units is not None)
-    bound = max(lower_bound(tokens, capacity), -(-len(lengths) // max_sequences))
-    if len(lengths):
-        bound = round_up(max(bound, min_bins), bins_multiple_of)
-
-    match algorithm:
-        case "best_fit_decreasing":
-            place = _best_fit_decreasing
-        case "first_fit_decreasing":
-            place = _first_fit_decreasing
-        case "next_fit":
-            place = _next_fit
-        case _:
-            raise ValueError(
-                f"algorithm must be best_fit_decreasing, first_fit_decreasing or next_fit, got "
-                f"{algorithm!r}; choose one"
-            )
-    bin_of_unit = place(tokens, sizes, capacity, max_sequences)
-    bins = split_by_label(bin_of_unit)
-    if bins:
-        bins = spread(bins, round_up(max(len(bins), min_bins), bins_multiple_of), tokens)
-    if units is not None:
-        members = split_by_label(unit_of)
-        bins = [np.sort(np.concatenate([members[u] for u in b])) if len(b) else b for b in bins]
-    for indices in bins:
-        indices.flags.writeable = False
-    return Packing(tuple(bins), lengths, capacity, bound)
-
-
-def lower_bound(lengths: ArrayLike, capacity: int) -> int:
-    """Bins that any packing needs: Martello and Toth's L2, at least total tokens over capacity.
-
-    For every threshold t <= capacity / 2, sequences longer than capacity - t share a bin with
-    nothing of t or more, those longer than capacity / 2 have a bin each, and what the latter leave
-    free must hold the sequences from t to capacity / 2.
-    """
-    ascending = np.sort(as_lengths(lengths))
-    if not ascending.size:
-        return 0
-    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(ascending)])
-    half = np.searchsorted(ascending, capacity / 2, side="right")
-    thresholds = np.unique(ascending[:half])
-    small = np.searchsorted(ascending, thresholds, side="left")
-    alone = np.searchsorted(ascending, capacity - thresholds, side="right")
-    free = (alone - half) * capacity - (sums[alone] - sums[half])
-    overflow = np.maximum(-(-(sums[half] - sums[small] - free) // capacity), 0)
-    num_large = len(ascending) - half
-    return int(max(num_large + overflow.max(initial=0), 1))
-
-
-def group_units(lengths: IntArray, units: ArrayLike | None) -> tuple[IntArray, IntArray, IntArray]:
-    """Unit of each sequence, 0 to U - 1 [N], and tokens [U] and sequences [U] of each unit.
-
-    Units are numbered by their first sequence, so that `next_fit` keeps the order.
-    """
-    if units is None:
-        return np.arange(len(lengths)), lengths, np.ones(len(lengths), np.int64)
-    ids = as_integers(units, "units")
-    if len(ids) != len(lengths):
-        raise ValueError(
-            f"units must have one entry per sequence, {len(lengths)}, got {len(ids)}; give a "
-            f"sequence that stands alone an id of its own"
-        )
-    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    unit_of = rank[inverse]
-    tokens = np.zeros(len(first), np.int64)
-    np.add.at(tokens, unit_of, lengths)
-    return unit_of, tokens, np.bincount(unit_of, minlength=len(first))
-
-
-def split_by_label(labels: IntArray) -> list[IntArray]:
-    """Indices that carry each label 0, 1, ..., max, ascending: [1, 0, 1] -> [[1], [0, 2]]."""
-    order = np.argsort(labels, kind="stable")
-    ends = np.cumsum(np.bincount(labels)).tolist()
-    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _check_fits(
-    tokens: IntArray,
-    sizes: IntArray,
-    unit_of: IntArray,
-    capacity: int,
-    max_sequences: int,
-    has_units: bool,
-) -> None:
-    """ValueError naming the first sequence or unit that no bin can hold."""
-    wrong = np.flatnonzero((tokens > capacity) | (sizes > max_sequences))
-    if not wrong.size:
-        return
-    unit = wrong[0]
-    index = int(np.flatnonzero(unit_of == unit)[0])
-    what = f"the unit of {sizes[unit]} sequences that begins" if has_units else "the sequence"
-    limit = f" and {max_sequences} sequences" if sizes[unit] > max_sequences else ""
-    raise ValueError(
-        f"every sequence must fit a bin of capacity {capacity}{limit}, got {tokens[unit]} tokens "
-        f"for {what} at index {index}; raise the capacity or drop it"
+    _check_choices(algorithm, too_long, seed)
+    capacity = int(capacity)
+    pieces = cut_to_fit(given, capacity, max_sequences_per_bin, too_long, units)
+    labels, num_bins, bound = _place(
+        pieces.unit_tokens[pieces.fitting],
+        pieces.unit_sizes[pieces.fitting],
+        capacity,
+        max_sequences_per_bin,
+        algorithm,
+        min_bins,
+        bins_multiple_of,
+        seed,
+    )
+    bin_of_unit = np.full(len(pieces.unit_tokens), -1)
+    bin_of_unit[pieces.fitting] = labels
+    bin_of_piece = bin_of_unit[pieces.unit_of]
+    kept = None
+    if len(pieces.skipped):
+        kept = np.flatnonzero(bin_of_piece >= 0)
+        bin_of_piece = bin_of_piece[kept]
+    return Packing(
+        bins=tuple(split_by_label(bin_of_piece, num_bins, kept)),
+        lengths=read_only(pieces.lengths),
+        capacity=capacity,
+        lower_bound=bound,
+        piece_sequences=read_only(pieces.sequences),
+        piece_starts=read_only(pieces.starts),
+        skipped=read_only(pieces.skipped),
+        truncated=read_only(pieces.truncated),
+        num_lost_tokens=pieces.num_lost_tokens,
     )
 
 
-def _classes(tokens: IntArray, sizes: IntArray) -> tuple[IntArray, list[tuple[int, int, int]]]:
-    """Units sorted by decreasing tokens, then size, and the runs of equals in that order.
+def _place(
+    tokens: IntArray,
+    sizes: IntArray,
+    capacity: int,
+    max_sequences_per_bin: int | None,
+    algorithm: Algorithm,
+    min_bins: int,
+    bins_multiple_of: int,
+    seed: int | None,
+) -> tuple[IntArray, int, int]:
+    """Bin of every unit, the number of bins, and a lower bound on it; all units fit."""
+    if not len(tokens):
+        return np.zeros(0, np.int64), 0, 0
+    order, classes = classes_of(tokens, sizes)
+    seats = max_sequences_per_bin or int(sizes.sum())
+    bound = max(histogram_bound(classes, capacity), -(-int(sizes.sum()) // seats))
+    match algorithm:
+        case "next_fit":
+            labels = next_fit(tokens, sizes, capacity, seats)
+        case "first_fit_shuffle":
+            shuffled = np.random.default_rng(seed).permutation(len(tokens))
+            labels = np.empty(len(tokens), np.int64)
+            labels[shuffled] = first_fit(tokens[shuffled], sizes[shuffled], capacity, seats)
+        case "balanced":
+            labels = balanced(
+                tokens, sizes, order, classes, capacity, seats, bound, min_bins, bins_multiple_of
+            )
+        case "optimal":
+            placing, bound = fewest_bins(classes, capacity, max_sequences_per_bin, bound)
+            labels = place_units(order, placing[0])
+        case _:
+            labels = place_units(order, _DECREASING[algorithm](classes, capacity, seats)[0])
+    num_bins = round_up(max(int(labels.max()) + 1, min_bins), bins_multiple_of)
+    bound = round_up(max(bound, min_bins), bins_multiple_of)
+    return _divide(labels, num_bins, tokens), num_bins, bound
 
-    Equal units are interchangeable: the algorithms place (tokens, size, count) runs, not units.
+
+def _divide(labels: IntArray, num_bins: int, tokens: IntArray) -> IntArray:
+    """The same bins, the fullest of them divided until there are `num_bins`, if units allow."""
+    counts = np.bincount(labels)
+    missing = num_bins - len(counts)
+    if not missing:
+        return labels
+    # Each division takes the fullest bin, so that only so many of the fullest can matter.
+    held = np.zeros(len(counts), np.int64)
+    np.add.at(held, labels, tokens)
+    divisible = np.flatnonzero(counts > 1)
+    fullest = np.sort(divisible[np.argsort(-held[divisible], kind="stable")[:missing]])
+    units = np.flatnonzero(np.isin(labels, fullest))
+    position = np.searchsorted(fullest, labels[units])
+    parts = [units[part] for part in split_by_label(position, len(fullest))]
+    parts = spread(parts, len(fullest) + missing, tokens)
+    labels = labels.copy()
+    for part, label in zip(parts[len(fullest) :], range(len(counts), num_bins), strict=True):
+        labels[part] = label
+    return labels
+
+
+def split_by_label(
+    labels: IntArray, num_labels: int = 0, values: IntArray | None = None
+) -> list[IntArray]:
+    """Indices that carry each label 0, 1, ..., max, ascending: [1, 0, 1] -> [[1], [0, 2]].
+
+    At least `num_labels` arrays, read-only; of `values` [N] at these indices where they are given.
     """
-    if not tokens.size:
-        return tokens, []
-    key = tokens * sizes.max() + sizes - 1
-    # In the smallest type that holds it, since numpy sorts 16-bit keys by radix.
-    descending = (key.max() - key).astype(np.min_scalar_type(key.max()))
-    order = np.argsort(descending, kind="stable")
-    _, starts, counts = np.unique(descending[order], return_index=True, return_counts=True)
-    firsts = order[starts]
-    columns = (tokens[firsts], sizes[firsts], counts)
-    return order, list(zip(*(column.tolist() for column in columns), strict=True))
+    order = stable_argsort(labels)
+    if values is not None:
+        order = values[order]
+    order.flags.writeable = False  # here, so that a million slices have it for nothing
+    ends = np.cumsum(np.bincount(labels, minlength=num_labels)).tolist()
+    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _best_fit_decreasing(
-    tokens: IntArray, sizes: IntArray, capacity: int, max_sequences: int
-) -> IntArray:
-    """Bin of every unit: longest first, each into the fullest bin that still has room.
-
-    Bins with equal room are interchangeable too, so open bins are kept as runs of consecutive bin
-    numbers by their room, and one step places one run of equal units on one run of bins. The steps
-    number about the distinct lengths, not the sequences; their effect is expanded at the end.
-    """
-    order, classes = _classes(tokens, sizes)
-    rooms: list[int] = []  # ascending, the keys of `open_bins`
-    open_bins: dict[int, list[tuple[int, int, int]]] = {}  # room -> (first bin, bins, sequences)
-    steps: list[tuple[int, int, int]] = []  # (units placed, first bin, units per bin)
-    num_bins = 0
-
-    def add(room: int, first: int, count: int, held: int) -> None:
-        if count and held < max_sequences:
-            if room not in open_bins:
-                open_bins[room] = []
-                insort(rooms, room)
-            open_bins[room].append((first, count, held))
-
-    def take_tightest(length: int, size: int) -> tuple[int, int, int, int] | None:
-        for at in range(bisect_left(rooms, length), len(rooms)):
-            room = rooms[at]
-            runs = open_bins[room]
-            for i in range(len(runs) - 1, -1, -1):
-                if runs[i][2] + size <= max_sequences:
-                    first, count, held = runs.pop(i)
-                    if not runs:
-                        del rooms[at], open_bins[room]
-                    return room, first, count, held
-        return None
-
-    for length, size, count in classes:
-        left = count
-        while left:
-            found = take_tightest(length, size)
-            if found is None:
-                per_bin = _units_per_bin(capacity, 0, length, size, max_sequences)
-                found = (capacity, num_bins, -(-left // per_bin), 0)
-                num_bins += found[2]
-            room, first, bins, held = found
-            per_bin = _units_per_bin(room, held, length, size, max_sequences)
-            full = min(bins, left // per_bin)
-            if full:
-                steps.append((full * per_bin, first, per_bin))
-                left -= full * per_bin
-                add(room - per_bin * length, first, full, held + per_bin * size)
-            if full < bins and left:
-                steps.append((left, first + full, left))
-                add(room - left * length, first + full, 1, held + left * size)
-                full, left = full + 1, 0
-            add(room, first + full, bins - full, held)
-
-    bin_of_unit = np.empty(len(tokens), np.int64)
-    if steps:
-        bin_of_unit[order] = _expand(steps)
-    return bin_of_unit
+def _check_choices(algorithm: str, too_long: str, seed: int | None) -> None:
+    check_choice(algorithm, ALGORITHMS, "algorithm")
+    check_choice(too_long, TOO_LONG, "too_long")
+    is_seed = isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0
+    if not is_seed and (seed is not None or algorithm == "first_fit_shuffle"):
+        raise ValueError(
+            f"seed must be an integer >= 0 (first_fit_shuffle needs one), got {seed!r}; pass one, "
+            f"so that the order is the same in every process"
+        )
 
 
-def _expand(steps: list[tuple[int, int, int]]) -> IntArray:
-    """Bin of every unit in the order of placing, from (units placed, first bin, units per bin)."""
-    placed, first_bin, per_bin = (np.array(column) for column in zip(*steps, strict=True))
-    within = np.arange(placed.sum()) - np.repeat(np.cumsum(placed) - placed, placed)
-    return np.repeat(first_bin, placed) + within // np.repeat(per_bin, placed)
-
-
-def _units_per_bin(room: int, held: int, length: int, size: int, max_sequences: int) -> int:
-    by_count = (max_sequences - held) // size
-    return min(room // length, by_count) if length else by_count
-
-
-def _first_fit_decreasing(
-    tokens: IntArray, sizes: IntArray, capacity: int, max_sequences: int
-) -> IntArray:
-    """Bin of every unit: longest first, each into the first bin that still has room."""
-    order, classes = _classes(tokens, sizes)
-    bin_of_sorted: list[IntArray] = [np.zeros(0, np.int64)]
-    room = np.full(len(tokens), capacity)  # of every bin
-    held = np.zeros(len(tokens), np.int64)
-    num_bins = 0
-    for length, size, count in classes:
-        end = num_bins + count
-        fits = (max_sequences - held[:end]) // size
-        if length:
-            fits = np.minimum(fits, room[:end] // length)
-        before = np.cumsum(fits) - fits
-        takes = np.clip(count - before, 0, fits)
-        room[:end] -= takes * length
-        held[:end] += takes * size
-        bin_of_sorted.append(np.repeat(np.arange(end), takes))
-        num_bins = max(num_bins, int(np.flatnonzero(takes)[-1]) + 1)
-    bin_of_unit = np.empty(len(tokens), np.int64)
-    bin_of_unit[order] = np.concatenate(bin_of_sorted)
-    return bin_of_unit
-
-
-def _next_fit(tokens: IntArray, sizes: IntArray, capacity: int, max_sequences: int) -> IntArray:
-    """Bin of every unit: in order, a new bin whenever the next unit does not fit the last one."""
-    token_sums = [0, *np.cumsum(tokens).tolist()]
-    sequence_sums = [0, *np.cumsum(sizes).tolist()]
-    starts = []
-    start = 0
-    while start < len(tokens):
-        starts.append(start)
-        by_tokens = bisect_right(token_sums, token_sums[start] + capacity, lo=start)
-        by_count = bisect_right(sequence_sums, sequence_sums[start] + max_sequences, lo=start)
-        start = min(by_tokens, by_count) - 1
-    return np.searchsorted(starts, np.arange(len(tokens)), side="right") - 1
+_DECREASING = {
+    "best_fit_decreasing": best_fit_decreasing,
+    "first_fit_decreasing": first_fit_decreasing,
+    "modified_first_fit_decreasing": modified_first_fit_decreasing,
+}

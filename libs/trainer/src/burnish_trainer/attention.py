@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from burnish_packing.torch.attention_mask import attention_forward
+from burnish_packing.torch.attention import attention_forward
 from transformers import AttentionInterface, PreTrainedConfig
 
 ATTENTION = "burnish_packed"

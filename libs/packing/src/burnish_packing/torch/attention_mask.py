@@ -1,163 +1,120 @@
-"""Attention over a pack: every span is one call, so that sequences cannot see each other.
+"""Who sees whom in a pack, as masks: dense for SDPA, blocks for FlexAttention."""
 
-The cost is the sum of squares of the lengths, not the square of their sum, on CPU and GPU alike.
-"""
-
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from burnish_packing._checks import check_positive
 from burnish_packing.layout import Span
 
 
-def packed_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+def block_diagonal_mask(
     spans: Sequence[Span],
     *,
-    scale: float | None = None,
-    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    device: torch.device | str | None = None,
 ) -> Tensor:
-    """Causal attention inside each span, and from each span to its shared prefix.
+    """bool [T, T], True where the query (first axis) sees the key (second axis).
 
     Args:
-        query: [1, Hq, T, d]; key, value: [1, Hkv, T, d], Hq a multiple of Hkv.
         spans: in order and without gaps over [0, T), as `pack_sequences` makes them.
-        scale: of the scores; None: 1 / sqrt(d).
-        dropout: probability of dropping an attention weight.
-
-    Returns:
-        [1, Hq, T, d].
-    """
-    _check_tiling(query, spans)
-    outputs = []
-    for span in spans:
-        own = slice(span.start, span.end)
-        if span.prefix_end == span.prefix_start:
-            output = scaled_dot_product_attention(
-                query[:, :, own],
-                key[:, :, own],
-                value[:, :, own],
-                is_causal=True,
-                scale=scale,
-                dropout_p=dropout,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
-        else:
-            prefix = slice(span.prefix_start, span.prefix_end)
-            output = _attend_after_prefix(query, key, value, prefix, own, scale, dropout)
-        outputs.append(output)
-    return torch.cat(outputs, dim=2)
-
-
-def attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    spans: Sequence[Span] | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_unused: Any,
-) -> tuple[Tensor, None]:
-    """The attention interface of `transformers`; `spans` reach it as a keyword of the model call.
-
-    Register it with `AttentionInterface.register(name, attention_forward)`, build the model with
-    `attn_implementation=name`, and call `model(ids, position_ids=..., spans=..., use_cache=False)`.
-    `spans=None` means right-padded rows: plain causal attention.
-
-    Returns:
-        (output [B, T, Hq, d], None).
+        sliding_window: W: a token sees itself and the W - 1 before it in its own sequence, the
+            shared prefix counted in; None: all before it.
+        device: of the mask.
 
     Raises:
-        ValueError: for what it does not compute (a mask, a sliding window shorter than a sequence,
-            soft-capped scores, attention sinks, a cache, attention that is not causal).
+        ValueError: the spans do not tile a row or the window is not an integer >= 1.
     """
-    if attention_mask is not None:
-        raise ValueError("attention_mask must be None, got a tensor; spans say who sees whom")
-    if softcap is not None or s_aux is not None:
-        raise ValueError(
-            "attention must be a plain softmax, got softcap or attention sinks (s_aux); choose "
-            "another attn_implementation for this model and do not pack"
-        )
-    if not getattr(module, "is_causal", True):
-        raise ValueError("the module must be causal, got is_causal=False; use another attention")
-    if key.shape[2] != query.shape[2]:
-        raise ValueError(
-            f"keys and queries must be the same tokens, got {key.shape[2]} keys for "
-            f"{query.shape[2]} queries; pass use_cache=False"
-        )
-    longest = query.shape[2] if spans is None else max(_visible_tokens(span) for span in spans)
-    if sliding_window is not None and sliding_window < longest:
-        raise ValueError(
-            f"sequences must fit the sliding window of {sliding_window} tokens, got one of "
-            f"{longest}; shorten it or use another attention"
-        )
-    if spans is None:
-        output = scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            is_causal=True,
-            scale=scaling,
-            dropout_p=dropout,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-    else:
-        output = packed_attention(query, key, value, spans, scale=scaling, dropout=dropout)
-    return output.transpose(1, 2).contiguous(), None
+    num_tokens = check_spans(spans)
+    visible = _visibility(spans, sliding_window, device)
+    positions = torch.arange(num_tokens, device=device)
+    return visible(0, 0, positions[:, None], positions[None, :])
 
 
-def _attend_after_prefix(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    prefix: slice,
-    own: slice,
-    scale: float | None,
-    dropout: float,
+def flex_block_mask(
+    spans: Sequence[Span],
+    *,
+    sliding_window: int | None = None,
+    device: torch.device | str | None = None,
+) -> BlockMask:
+    """The same as `block_diagonal_mask` for `torch.nn.attention.flex_attention.flex_attention`.
+
+    Blocks of 128 x 128 in which nothing is seen are skipped by the compiled kernel (Dong et al.
+    2024, arXiv 2412.05496). Making it takes T * T booleans for a moment.
+    """
+    num_tokens = check_spans(spans)
+    visible = _visibility(spans, sliding_window, device)
+    where = torch.get_default_device() if device is None else torch.device(device)
+    return create_block_mask(visible, None, None, num_tokens, num_tokens, device=str(where))
+
+
+def causal_mask(
+    num_queries: int,
+    num_keys: int,
+    *,
+    sliding_window: int | None = None,
+    device: torch.device | str | None = None,
 ) -> Tensor:
-    """Queries of `own` see all of `prefix`, then `own` causally: [1, Hq, own, d]."""
-    # SDPA's is_causal aligns the mask top left, and with a mask its enable_gqa leaves the fused
-    # CUDA kernels; so the mask is written out (bottom right) and the heads are repeated.
-    repeats = query.shape[1] // key.shape[1]
-    keys, values = (
-        torch.cat([x[:, :, prefix], x[:, :, own]], dim=2).repeat_interleave(repeats, dim=1)
-        for x in (key, value)
-    )
-    num_queries, num_keys = own.stop - own.start, keys.shape[2]
-    visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
-    visible = visible.tril(diagonal=num_keys - num_queries)
-    return scaled_dot_product_attention(
-        query[:, :, own], keys, values, attn_mask=visible, scale=scale, dropout_p=dropout
-    )
+    """bool [num_queries, num_keys], aligned bottom right: the last query sees up to the last key.
+
+    With a window, the last W of these; `num_keys` >= `num_queries`.
+    """
+    visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    last = num_keys - num_queries  # the key of the first query's own token
+    visible = visible.tril(last)
+    return visible if sliding_window is None else visible.triu(last - sliding_window + 1)
 
 
-def _visible_tokens(span: Span) -> int:
-    return span.end - span.start + span.prefix_end - span.prefix_start
+def check_spans(spans: Sequence[Span]) -> int:
+    """The number of tokens they tile; ValueError unless each position lies in exactly one span.
 
-
-def _check_tiling(query: Tensor, spans: Sequence[Span]) -> None:
-    """ValueError unless there is one row and every position of it lies in exactly one span."""
+    A prefix must be a whole span before, one without a prefix of its own: so a token's position in
+    its sequence is known from its own span.
+    """
     end = 0
+    without_prefix: set[tuple[int, int]] = set()
     for span in spans:
-        if span.start != end or span.end <= span.start or span.prefix_end > span.start:
+        prefix = (span.prefix_start, span.prefix_end)
+        alone = span.prefix_start == span.prefix_end
+        known = alone or prefix in without_prefix
+        if span.start != end or span.end <= span.start or not known:
             raise ValueError(
-                f"spans must follow one another from 0 and prefixes lie before them, got {span} "
-                f"after position {end}; take them from pack_sequences"
+                f"spans must follow one another from 0 and prefixes lie before them, each a whole "
+                f"span without a prefix of its own, got {span} after position {end}; take them "
+                f"from pack_sequences"
             )
         end = span.end
-    if query.shape[0] != 1 or query.shape[2] != end:
-        raise ValueError(
-            f"a pack must be one row of {end} tokens, the end of its spans, got query of shape "
-            f"{tuple(query.shape)}; pass the token_ids and spans of the same PackedBatch"
-        )
+        if alone:
+            without_prefix.add((span.start, end))
+    return end
+
+
+def check_window(sliding_window: int | None) -> None:
+    """ValueError unless it is None or an integer >= 1."""
+    if sliding_window is not None:
+        check_positive(sliding_window, "sliding_window")
+
+
+def _visibility(
+    spans: Sequence[Span], sliding_window: int | None, device: torch.device | str | None
+) -> Callable[..., Tensor]:
+    """A mask_mod of FlexAttention: (batch, head, query, key) to whether the query sees the key."""
+    check_window(sliding_window)
+    lengths = torch.tensor([span.end - span.start for span in spans])
+    columns = [[span.start, span.prefix_start, span.prefix_end] for span in spans]
+    of_tokens = torch.tensor(columns).view(-1, 3).repeat_interleave(lengths, dim=0)
+    start, prefix_start, prefix_end = of_tokens.T.contiguous().to(device)
+
+    def visible(_batch: object, _head: object, query: Tensor, key: Tensor) -> Tensor:
+        own = (key >= start[query]) & (key <= query)
+        prefix = (key >= prefix_start[query]) & (key < prefix_end[query])
+        if sliding_window is not None:
+            # The window runs over the sequence, as if the prefix lay right before the span.
+            gap = start[query] - prefix_end[query]
+            own = own & (query - key < sliding_window)
+            prefix = prefix & (query - key - gap < sliding_window)
+        return own | prefix
+
+    return visible

@@ -1,6 +1,6 @@
 """What one model call takes, and the way back from its outputs to the tokens of the sequences."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from burnish_packing.layout import Span
+from burnish_packing.microbatches import MicroBatch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PackedBatch:
     """The sequences of one micro-batch, laid out for one model call of [B, L] positions.
 
@@ -33,6 +34,8 @@ class PackedBatch:
     target_positions: Tensor  # int64 [M], into the flat tokens, ascending
     lengths: tuple[int, ...]  # tokens of each sequence, padding left out
     columns: Mapping[str, Tensor] = field(default_factory=dict)  # others, [B, L, ...]; 0 in padding
+    sequence_columns: Mapping[str, Tensor] = field(default_factory=dict)  # [N], one a sequence
+    micro_batch: MicroBatch | None = None  # of the plan it was laid out by, if any
 
     @property
     def cu_seqlens(self) -> Tensor:
@@ -70,6 +73,23 @@ class PackedBatch:
         labels.view(-1)[self.score_positions] = self.labels
         return labels
 
+    def aligned_labels(self, ignore_index: int = -100) -> Tensor:
+        """int64 [B, L]: each scored token at its own position, elsewhere `ignore_index`.
+
+        The labels that Hugging Face models take, which shift them themselves: every sequence
+        begins with `ignore_index`, so that none is scored by the one before it. ValueError where
+        the position before a scored token is not the one that scores it, behind a shared prefix.
+        """
+        targets = self.slots[self.target_positions]
+        if not torch.equal(targets - 1, self.score_positions):
+            raise ValueError(
+                "aligned_labels must have every scored token right after the one that scores it, "
+                "got completions behind a shared prefix; use score_positions and labels"
+            )
+        labels = torch.full_like(self.token_ids, ignore_index)
+        labels.view(-1)[targets] = self.labels
+        return labels
+
     def unpack(self, values: Tensor) -> Tensor:
         """Values of all positions [B, L, ...] to those of the flat tokens [T, ...]; differentiable.
 
@@ -83,9 +103,16 @@ class PackedBatch:
         return values.flatten(0, 1).index_select(0, self.slots)
 
     def unpack_rows(self, values: Tensor, padding: float = 0.0) -> Tensor:
-        """Values [B, L, ...] to one row per sequence, [N, longest, ...]; differentiable."""
-        sequences = self.unpack(values).split(list(self.lengths))
-        return pad_sequence(list(sequences), batch_first=True, padding_value=padding)
+        """Values [B, L, ...] to one row per sequence, [N, longest, ...]; differentiable.
+
+        An empty batch has no rows, [0, 0, ...].
+        """
+        flat = self.unpack(values)
+        if not self.lengths:
+            return flat.unsqueeze(0)[:0]
+        return pad_sequence(
+            list(flat.split(list(self.lengths))), batch_first=True, padding_value=padding
+        )
 
     def scatter(self, scored: Tensor) -> Tensor:
         """Put scores [M] back at their tokens: [T], 0 elsewhere; differentiable."""
@@ -96,12 +123,19 @@ class PackedBatch:
             )
         return scored.new_zeros(sum(self.lengths)).index_copy(0, self.target_positions, scored)
 
-    def to(self, device: torch.device | str) -> "PackedBatch":
-        """The same batch with its tensors on `device`."""
-        tensors: dict[str, Any] = {
-            name: value.to(device)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
-        }
-        columns = {name: column.to(device) for name, column in self.columns.items()}
-        return replace(self, **tensors, columns=columns)
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
+        """The same batch with its tensors on `device`; `non_blocking` as in `Tensor.to`."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "PackedBatch":
+        """The same batch in pinned memory; `DataLoader(pin_memory=True)` calls it."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "PackedBatch":
+        changed: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                changed[name] = change(value)
+            elif isinstance(value, Mapping):
+                changed[name] = {key: change(column) for key, column in value.items()}
+        return replace(self, **changed)

@@ -4,6 +4,10 @@ Both ways compute `slots`, the position in the model call of every flat token, a
 the token before token t of a sequence scores it, so its position is `slots[t - 1]`.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -13,6 +17,7 @@ from burnish_packing._checks import IntArray, as_lengths, as_prefixes, check_pos
 from burnish_packing.layout import Span, pack_layout, round_up
 from burnish_packing.layout import position_ids as positions_of
 from burnish_packing.layout import sequence_ids as sequences_of
+from burnish_packing.microbatches import MicroBatch
 from burnish_packing.torch.batch import PackedBatch
 
 
@@ -21,9 +26,12 @@ def pack_sequences(
     lengths: ArrayLike,
     *,
     token_mask: Tensor | None = None,
+    columns: Mapping[str, Tensor] | None = None,
     prefix_ids: ArrayLike | None = None,
     prefix_lengths: ArrayLike | None = None,
+    sequence_multiple: int = 1,
     pad_multiple: int = 1,
+    fill_to: int | None = None,
     pad_token_id: int = 0,
 ) -> PackedBatch:
     """Lay sequences one after another in one row; a shared prefix is stored once.
@@ -32,25 +40,34 @@ def pack_sequences(
         token_ids: int64 [T], the sequences concatenated.
         lengths: [N] tokens of each, all >= 1, summing to T.
         token_mask: bool [T], True where a token is trained; None: all but each sequence's first.
+        columns: other values of the tokens by name, each [T, ...] of any dtype. They are laid out
+            like the tokens, 0 in padding; in a shared prefix all its sequences have the same.
         prefix_ids: int [N], equal for sequences that begin with the same tokens, -1 for none.
         prefix_lengths: int [N], how many tokens they share (read where prefix_ids >= 0).
+        sequence_multiple: every sequence is padded to a multiple of this (context parallelism).
         pad_multiple: the row is filled up to a multiple of this; the fill is a span of its own.
-        pad_token_id: what the fill holds.
+        fill_to: the row is filled up to exactly this many positions instead.
+        pad_token_id: what padding and fill hold.
 
     Raises:
         ValueError: shapes disagree; a trained token is the first of its sequence or lies in a
-            shared prefix; the tokens of a shared prefix differ.
+            shared prefix; the tokens or columns of a shared prefix differ.
     """
     lengths, flat_mask = _check_columns(token_ids, lengths, token_mask)
     layout = pack_layout(
-        lengths, prefix_ids=prefix_ids, prefix_lengths=prefix_lengths, pad_multiple=pad_multiple
+        lengths,
+        prefix_ids=prefix_ids,
+        prefix_lengths=prefix_lengths,
+        sequence_multiple=sequence_multiple,
+        pad_multiple=pad_multiple,
+        fill_to=fill_to,
     )
-    groups, shared = as_prefixes(lengths, prefix_ids, prefix_lengths)
-    _check_prefixes(token_ids, flat_mask, lengths, layout.slots, groups, shared)
     positions = layout.position_ids[None]
-    return _model_batch(
-        token_ids, flat_mask, lengths, layout.slots, positions, layout.spans, pad_token_id
+    batch = _model_batch(
+        token_ids, flat_mask, lengths, layout.slots, positions, layout.spans, columns, pad_token_id
     )
+    _check_prefixes(batch, token_ids, flat_mask, columns or {}, prefix_ids, prefix_lengths)
+    return batch
 
 
 def pad_sequences(
@@ -58,38 +75,130 @@ def pad_sequences(
     lengths: ArrayLike,
     *,
     token_mask: Tensor | None = None,
+    columns: Mapping[str, Tensor] | None = None,
     pad_multiple: int = 1,
+    num_rows: int | None = None,
+    row_length: int | None = None,
     pad_token_id: int = 0,
 ) -> PackedBatch:
     """Lay every sequence in a row of its own, padded on the right (arguments: pack_sequences).
 
-    Rows are as long as the longest sequence, rounded up to `pad_multiple`. Causal attention needs
+    Rows are as long as the longest sequence, rounded up to `pad_multiple`, or `row_length` long.
+    With `num_rows`, rows of padding follow, so that all ranks run one shape. Causal attention needs
     no mask for them: no token sees the padding that comes after it.
     """
     lengths, flat_mask = _check_columns(token_ids, lengths, token_mask)
     check_positive(pad_multiple, "pad_multiple")
-    width = round_up(int(lengths.max()), pad_multiple)
+    longest = int(lengths.max())
+    num_rows = len(lengths) if num_rows is None else num_rows
+    if num_rows < len(lengths):
+        raise ValueError(
+            f"num_rows must hold the {len(lengths)} sequences, got {num_rows}; raise it or pass "
+            f"fewer sequences"
+        )
+    width = round_up(longest, pad_multiple) if row_length is None else row_length
+    if width < longest or (row_length is not None and pad_multiple > 1):
+        raise ValueError(
+            f"row_length must hold the longest sequence, {longest} tokens, and come without "
+            f"pad_multiple, got row_length {row_length} and pad_multiple {pad_multiple}; raise it "
+            f"or leave one out"
+        )
     slots = sequences_of(lengths) * width + positions_of(lengths)
-    positions = np.tile(np.arange(width), (len(lengths), 1))
-    return _model_batch(token_ids, flat_mask, lengths, slots, positions, None, pad_token_id)
+    positions = np.tile(np.arange(width), (num_rows, 1))
+    return _model_batch(
+        token_ids, flat_mask, lengths, slots, positions, None, columns, pad_token_id
+    )
 
 
-def empty_batch(pad_token_id: int = 0) -> PackedBatch:
-    """One token that is never scored, for the empty slot of a plan: a model call that counts 0.
+def empty_batch(
+    pad_token_id: int = 0,
+    *,
+    shape: tuple[int, int] = (1, 1),
+    packed: bool = True,
+    columns: Mapping[str, Tensor] | None = None,
+) -> PackedBatch:
+    """Padding that is never scored, for the empty slot of a plan: a model call that counts 0.
 
     It keeps the collectives of a rank without work in step with the others.
+
+    Args:
+        pad_token_id: what it holds.
+        shape: [rows, positions] of the call; one row if packed.
+        packed: one span for the row; else right-padded rows, without spans.
+        columns: the others, of no tokens, [0, ...]: they give the names, dtypes and shapes.
     """
-    none = torch.zeros(0, dtype=torch.int64)
-    return PackedBatch(
-        token_ids=torch.tensor([[pad_token_id]]),
-        position_ids=torch.tensor([[0]]),
-        spans=(Span(0, 1),),
-        slots=none,
-        score_positions=none,
-        labels=none,
-        target_positions=none,
-        lengths=(),
+    num_rows, num_positions = shape
+    check_positive(num_rows, "the rows of shape")
+    check_positive(num_positions, "the positions of shape")
+    if packed and num_rows > 1:
+        raise ValueError(
+            f"a packed batch must have one row, got shape {shape}; pass packed=False for rows"
+        )
+    return _model_batch(
+        torch.zeros(0, dtype=torch.int64),
+        torch.zeros(0, dtype=torch.bool),
+        np.zeros(0, np.int64),
+        np.zeros(0, np.int64),
+        np.tile(np.arange(num_positions), (num_rows, 1)),
+        (Span(0, num_positions),) if packed else None,
+        columns,
+        pad_token_id,
     )
+
+
+def lay_out(
+    micro_batch: MicroBatch,
+    token_ids: Tensor,
+    *,
+    token_mask: Tensor | None = None,
+    columns: Mapping[str, Tensor] | None = None,
+    pad_token_id: int = 0,
+) -> PackedBatch:
+    """The model call of a plan's micro-batch: its mode, shape, multiples and shared prefixes.
+
+    Args:
+        micro_batch: of `MicroBatchPlan.micro_batches`.
+        token_ids: int64 [T], the tokens of its sequences in the order of its indices; [0] for an
+            empty slot, whose model call has the slot's shape and counts nothing.
+        token_mask, columns, pad_token_id: as in `pack_sequences`.
+
+    Raises:
+        ValueError: the plan was made for sequences of other lengths, or as in `pack_sequences`.
+    """
+    num_tokens = sum(micro_batch.lengths)
+    if token_ids.shape != (num_tokens,):
+        raise ValueError(
+            f"token_ids must hold the sequences that were planned, of {num_tokens} tokens in all, "
+            f"got shape {tuple(token_ids.shape)}; pass the tokens of micro_batch.indices, or plan "
+            f"again with their lengths"
+        )
+    packed = micro_batch.mode == "packed"
+    num_rows, num_positions = micro_batch.shape
+    arguments: dict[str, Any] = {"columns": columns, "pad_token_id": pad_token_id}
+    if not micro_batch.indices:
+        batch = empty_batch(shape=micro_batch.shape, packed=packed, **arguments)
+        batch = batch.to(token_ids.device)
+    elif packed:
+        batch = pack_sequences(
+            token_ids,
+            micro_batch.lengths,
+            token_mask=token_mask,
+            prefix_ids=micro_batch.prefix_ids,
+            prefix_lengths=micro_batch.prefix_lengths,
+            sequence_multiple=micro_batch.sequence_multiple,
+            fill_to=num_positions,
+            **arguments,
+        )
+    else:
+        batch = pad_sequences(
+            token_ids,
+            micro_batch.lengths,
+            token_mask=token_mask,
+            num_rows=num_rows,
+            row_length=num_positions,
+            **arguments,
+        )
+    return replace(batch, micro_batch=micro_batch)
 
 
 def _check_columns(
@@ -133,15 +242,26 @@ def _model_batch(
     slots: IntArray,
     positions: IntArray,
     spans: tuple[Span, ...] | None,
+    columns: Mapping[str, Tensor] | None,
     pad_token_id: int,
 ) -> PackedBatch:
     """Write flat tokens [T] to their slots [T] in a batch shaped like `positions` [B, L]."""
     slot_of_token = torch.from_numpy(slots).to(token_ids.device)
-    laid_out = token_ids.new_full((positions.size,), pad_token_id)
-    laid_out[slot_of_token] = token_ids
+
+    def lay(column: Tensor, fill: int) -> Tensor:
+        laid_out = column.new_full((positions.size, *column.shape[1:]), fill)
+        return laid_out.index_copy(0, slot_of_token, column).unflatten(0, positions.shape)
+
+    for name, column in (columns or {}).items():
+        if not isinstance(column, Tensor) or column.shape[:1] != token_ids.shape:
+            found = tuple(column.shape) if isinstance(column, Tensor) else type(column).__name__
+            raise ValueError(
+                f"column {name!r} must be a tensor with one entry per token, {len(token_ids)}, got "
+                f"{found}; concatenate the values of all sequences"
+            )
     targets = token_mask.nonzero().squeeze(1)
     return PackedBatch(
-        token_ids=laid_out.view(positions.shape),
+        token_ids=lay(token_ids, pad_token_id),
         position_ids=torch.from_numpy(positions).to(token_ids.device),
         spans=spans,
         slots=slot_of_token,
@@ -149,18 +269,21 @@ def _model_batch(
         labels=token_ids[targets],
         target_positions=targets,
         lengths=tuple(lengths.tolist()),
+        columns={name: lay(column, 0) for name, column in (columns or {}).items()},
     )
 
 
 def _check_prefixes(
+    batch: PackedBatch,
     token_ids: Tensor,
     token_mask: Tensor,
-    lengths: IntArray,
-    slots: IntArray,
-    groups: IntArray,
-    shared: IntArray,
+    columns: Mapping[str, Tensor],
+    prefix_ids: ArrayLike | None,
+    prefix_lengths: ArrayLike | None,
 ) -> None:
-    """ValueError when a shared prefix is trained, or is not the same tokens in its whole group."""
+    """ValueError when a shared prefix is trained, or is not the same in its whole group."""
+    lengths = np.array(batch.lengths)
+    groups, shared = as_prefixes(lengths, prefix_ids, prefix_lengths)
     if not shared.any():
         return
     sequence_of_token = sequences_of(lengths)
@@ -172,13 +295,25 @@ def _check_prefixes(
             f"token_mask must be False in a shared prefix, got True in sequence {sequence} of "
             f"group {groups[sequence]}; pack sequences whose prompt is trained without prefix_ids"
         )
-    tokens = token_ids.cpu().numpy()
-    stored = np.zeros(slots.max() + 1, np.int64)
-    stored[slots] = tokens
-    differing = np.flatnonzero(stored[slots] != tokens)
-    if differing.size:
-        group = groups[sequence_of_token[differing[0]]]
+    token = _first_differing(token_ids, batch.unpack(batch.token_ids))
+    if token is not None:
         raise ValueError(
             f"sequences of one prefix id must begin with the same tokens, got other tokens in "
-            f"group {group}; give them different prefix_ids or a shorter prefix_lengths"
+            f"group {groups[sequence_of_token[token]]}; give them different prefix_ids or a "
+            f"shorter prefix_lengths"
         )
+    for name, column in columns.items():
+        token = _first_differing(column, batch.unpack(batch.columns[name]))
+        if token is not None:
+            raise ValueError(
+                f"column {name!r} must be equal in a shared prefix, got different values in group "
+                f"{groups[sequence_of_token[token]]}; set it to 0 there, or pack without prefix_ids"
+            )
+
+
+def _first_differing(values: Tensor, stored: Tensor) -> int | None:
+    """The first flat token whose value [T, ...] is not what the pack holds; a NaN equals a NaN."""
+    differing = (values != stored) & ~((values != values) & (stored != stored))
+    tokens = differing.flatten(1).any(1) if differing.ndim > 1 else differing
+    found = tokens.nonzero()
+    return int(found[0]) if len(found) else None
