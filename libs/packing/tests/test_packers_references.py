@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 from burnish_packing import Packing, pack
+from burnish_packing._heuristics import first_fit as first_fit_of_units
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +138,25 @@ def test_small_sequences_go_in_pairs_backward() -> None:
     # one before (room 40) cannot hold 21 + 22, and takes 22 in the forward pass.
     packing = pack([60, 51, 29, 22, 21, 20], 100, algorithm="modified_first_fit_decreasing")
     assert contents(packing) == [[60, 22], [51, 29, 20], [21]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([13, 8, 6, 5], [[13, 6, 5], [8]]),  # 8 is small: as a medium one it would go beside 13
+        ([13, 7, 6, 5, 4], [[13, 6, 5], [7, 4]]),  # 4 is tiny: as a small one it would, with 7
+        ([12, 12, 5, 5], [[12, 12], [5, 5]]),  # 12 is medium: large ones would have a bin each
+    ],
+)
+def test_a_third_a_sixth_and_a_half_belong_to_the_smaller_class(lengths, expected) -> None:
+    packing = pack(lengths, 24, algorithm="modified_first_fit_decreasing")
+    assert contents(packing) == expected
+
+
+def test_a_bin_that_had_too_few_seats_for_one_unit_is_open_to_the_next() -> None:
+    # Units of 2, 2 and 1 sequences, 3 to a bin: the second finds no seats in the first bin.
+    bins = first_fit_of_units(np.array([2, 2, 1]), np.array([2, 2, 1]), 10, 3)
+    assert bins.tolist() == [0, 1, 0]
 
 
 def test_a_shuffle_is_the_same_in_another_process() -> None:

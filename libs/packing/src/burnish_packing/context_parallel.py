@@ -75,7 +75,7 @@ def zigzag_positions(padded_lengths: ArrayLike, context_parallel_size: int, rank
 
 
 def merge_positions(padded_lengths: ArrayLike, context_parallel_size: int) -> IntArray:
-    """Where each position of the pack lies in the shards of ranks 0, 1, ... concatenated, int64 [L].
+    """Where each position of the pack lies in the shards of all ranks, concatenated, int64 [L].
 
     `np.concatenate(shards)[merge_positions(...)]` undoes the sharding (arguments and errors:
     `zigzag_positions`).
