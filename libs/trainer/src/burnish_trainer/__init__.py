@@ -4,7 +4,7 @@ from burnish_trainer.checkpoint import latest_checkpoint
 from burnish_trainer.policy import LossFunction, NonFiniteGradientError, Policy
 from burnish_trainer.torch_policy import TorchPolicy
 
-__version__ = "0.1.0"
+__version__ = "0.1.1"
 
 __all__ = [
     "LossFunction",
