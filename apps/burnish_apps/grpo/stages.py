@@ -14,6 +14,7 @@ from burnish_distributed.weight_transport import get_weights
 from burnish_envs import Environment, RolloutGroup, collect_groups, sample_seed, training_rows
 from burnish_generation import Replicas, Sampling
 from burnish_losses.advantages import group_relative_advantages, groups_with_spread
+from burnish_losses.aggregate import sequence_mean, token_mean
 from burnish_losses.policy_gradient import grpo_loss
 from burnish_packing import plan_micro_batches
 from burnish_trainer.policy_group import PolicyGroup
@@ -26,6 +27,7 @@ Render = Callable[[Any], Sequence[int]]
 Decode = Callable[[Sequence[int]], str]
 
 MAX_FAILED_STEPS = 3
+AGGREGATES = {"tokens": token_mean, "sequences": sequence_mean}
 
 
 class WeightSyncError(RuntimeError):
@@ -175,7 +177,7 @@ def update(policy: PolicyGroup, batch: RaggedBatch, config: GrpoConfig) -> dict[
         clip_low=training.clip_low,
         clip_high=training.clip_high,
         kl_coefficient=training.kl_coefficient,
-        aggregation=training.aggregation,
+        aggregate=AGGREGATES[training.aggregation],
     )
     if training.updates_per_step > 1:
         old = policy.logprobs(batch, plan(batch, config), temperature=temperature)

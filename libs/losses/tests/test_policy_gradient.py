@@ -3,13 +3,15 @@ import math
 import pytest
 import torch
 from burnish_losses import (
-    Counts,
+    Aggregate,
     LossOutput,
     clipped_surrogate,
     count,
     finalize,
     grpo_loss,
     ratio,
+    sequence_mean,
+    token_mean,
     total,
 )
 
@@ -29,11 +31,11 @@ def two_sequences() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 
 def loss_of(output: LossOutput, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    return total(output.terms, count(batch["token_mask"], batch["cu_seqlens"]))
+    return total(output.terms, count(batch))
 
 
 def metrics_of(output: LossOutput, batch: dict[str, torch.Tensor]) -> dict[str, float]:
-    return finalize(output.metrics, count(batch["token_mask"], batch["cu_seqlens"]))
+    return finalize(output.metrics, count(batch))
 
 
 def test_surrogate_by_hand() -> None:
@@ -61,7 +63,7 @@ def test_token_aggregation_by_hand() -> None:
 
 def test_sequence_aggregation_by_hand() -> None:
     logprobs, batch = two_sequences()
-    output = grpo_loss(logprobs, batch, aggregation="sequences")
+    output = grpo_loss(logprobs, batch, aggregate=sequence_mean)
     loss = loss_of(output, batch)
     loss.backward()
     assert loss.item() == pytest.approx((-2.3 / 2 + 1.6) / 2)
@@ -132,27 +134,31 @@ def test_kl_gradient_over_the_whole_vocabulary_is_that_of_reverse_kl() -> None:
         logits = (old + offset).requires_grad_()
         policy = logits.log_softmax(0)
         output = grpo_loss(policy[drawn], batch, kl_coefficient=1.0)
-        (gradient,) = torch.autograd.grad(total(output.terms, Counts(4, 1)), logits)
+        (gradient,) = torch.autograd.grad(
+            total(output.terms, {"tokens": 4, "sequences": 1}), logits
+        )
         policy = logits.log_softmax(0)
         exact = (policy.exp() * (policy - reference)).sum()
         torch.testing.assert_close(gradient, torch.autograd.grad(exact, logits)[0])
 
 
-@pytest.mark.parametrize("aggregation", ["tokens", "sequences"])
-def test_gradcheck(aggregation: str) -> None:
+@pytest.mark.parametrize("aggregate", [token_mean, sequence_mean])
+def test_gradcheck(aggregate: Aggregate) -> None:
     logprobs, batch = two_sequences()
     batch["reference_logprobs"] = torch.full((5,), -1.5)
 
     def loss(logprobs: torch.Tensor) -> torch.Tensor:
-        output = grpo_loss(logprobs, batch, kl_coefficient=0.3, aggregation=aggregation)  # type: ignore[arg-type]
+        output = grpo_loss(logprobs, batch, kl_coefficient=0.3, aggregate=aggregate)
         return loss_of(output, batch)
 
     assert torch.autograd.gradcheck(loss, logprobs)
 
 
-@pytest.mark.parametrize("aggregation", ["tokens", "sequences"])
+@pytest.mark.parametrize("aggregate", [token_mean, sequence_mean])
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_what_stands_at_untrained_tokens_does_not_matter(aggregation: str, poison: float) -> None:
+def test_what_stands_at_untrained_tokens_does_not_matter(
+    aggregate: Aggregate, poison: float
+) -> None:
     results = []
     for value in (0.0, poison):
         logprobs, batch = two_sequences()
@@ -163,7 +169,7 @@ def test_what_stands_at_untrained_tokens_does_not_matter(aggregation: str, poiso
         for name in ("advantages", "old_logprobs", "reference_logprobs", "sampled_logprobs"):
             batch[name] = torch.where(untrained, value, batch[name])
         logprobs = torch.where(untrained, value, logprobs.detach()).requires_grad_()
-        output = grpo_loss(logprobs, batch, kl_coefficient=0.3, aggregation=aggregation)  # type: ignore[arg-type]
+        output = grpo_loss(logprobs, batch, kl_coefficient=0.3, aggregate=aggregate)
         loss = loss_of(output, batch)
         loss.backward()
         results.append((loss.item(), logprobs.grad, metrics_of(output, batch)))
@@ -173,8 +179,8 @@ def test_what_stands_at_untrained_tokens_does_not_matter(aggregation: str, poiso
     torch.testing.assert_close(gradient, clean_gradient, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("aggregation", ["tokens", "sequences"])
-def test_nothing_trained_is_zero_with_zero_gradients(aggregation: str) -> None:
+@pytest.mark.parametrize("aggregate", [token_mean, sequence_mean])
+def test_nothing_trained_is_zero_with_zero_gradients(aggregate: Aggregate) -> None:
     logprobs = torch.tensor([math.nan, -math.inf, -1.0], requires_grad=True)
     batch = {
         "token_mask": torch.zeros(3).bool(),
@@ -182,8 +188,11 @@ def test_nothing_trained_is_zero_with_zero_gradients(aggregation: str) -> None:
         "reference_logprobs": torch.full((3,), -math.inf),
         "cu_seqlens": torch.tensor([0, 3], dtype=torch.int32),
     }
-    output = grpo_loss(logprobs, batch, kl_coefficient=0.1, aggregation=aggregation)  # type: ignore[arg-type]
-    for counts in (Counts(0, 0), Counts(tokens=10, sequences=2)):  # alone, or an idle rank's slot
+    output = grpo_loss(logprobs, batch, kl_coefficient=0.1, aggregate=aggregate)
+    for counts in (
+        {"tokens": 0, "sequences": 0},
+        {"tokens": 10, "sequences": 2},
+    ):  # alone, or an idle rank's slot
         logprobs.grad = None
         loss = total(output.terms, counts)
         loss.backward(retain_graph=True)
@@ -191,27 +200,27 @@ def test_nothing_trained_is_zero_with_zero_gradients(aggregation: str) -> None:
         torch.testing.assert_close(logprobs.grad, torch.zeros(3))
 
 
-@pytest.mark.parametrize("aggregation", ["tokens", "sequences"])
-def test_a_batch_without_tokens(aggregation: str) -> None:
+@pytest.mark.parametrize("aggregate", [token_mean, sequence_mean])
+def test_a_batch_without_tokens(aggregate: Aggregate) -> None:
     logprobs = torch.zeros(0, requires_grad=True)
     batch = {
         "token_mask": torch.zeros(0).bool(),
         "advantages": torch.zeros(0),
         "cu_seqlens": torch.tensor([0], dtype=torch.int32),
     }
-    loss = loss_of(grpo_loss(logprobs, batch, aggregation=aggregation), batch)  # type: ignore[arg-type]
+    loss = loss_of(grpo_loss(logprobs, batch, aggregate=aggregate), batch)
     loss.backward()
     assert loss.item() == 0.0
 
 
-@pytest.mark.parametrize("aggregation", ["tokens", "sequences"])
-def test_a_truncated_rollout_is_in_neither_sum_nor_count(aggregation: str) -> None:
+@pytest.mark.parametrize("aggregate", [token_mean, sequence_mean])
+def test_a_truncated_rollout_is_in_neither_sum_nor_count(aggregate: Aggregate) -> None:
     logprobs, batch = two_sequences()
     batch["token_mask"][3:] = False
-    with_it = loss_of(grpo_loss(logprobs, batch, aggregation=aggregation), batch)  # type: ignore[arg-type]
+    with_it = loss_of(grpo_loss(logprobs, batch, aggregate=aggregate), batch)
     alone = {name: column[:3] for name, column in batch.items() if name != "cu_seqlens"}
     alone["cu_seqlens"] = batch["cu_seqlens"][:2]
-    without = loss_of(grpo_loss(logprobs[:3], alone, aggregation=aggregation), alone)  # type: ignore[arg-type]
+    without = loss_of(grpo_loss(logprobs[:3], alone, aggregate=aggregate), alone)
     assert with_it.item() == without.item() == pytest.approx(-2.3 / 2)
 
 
@@ -229,9 +238,8 @@ def test_engine_logprob_outside_the_support_touches_only_its_metric() -> None:
     [
         ("advantages", {}, "must have the column advantages"),
         ("token_mask", {}, "must have the column token_mask"),
-        ("cu_seqlens", {"aggregation": "sequences"}, "needs the column cu_seqlens"),
+        ("cu_seqlens", {"aggregate": sequence_mean}, "must have the column cu_seqlens"),
         ("", {"kl_coefficient": 0.1}, "must have the column reference_logprobs"),
-        ("", {"aggregation": "mean"}, "got 'mean'"),
         ("", {"clip_low": -0.2}, "must be 0 or more, got -0.2"),
     ],
 )
@@ -245,7 +253,7 @@ def test_wrong_inputs_are_named(drop: str, settings: dict[str, object], message:
 def test_columns_must_be_aligned() -> None:
     logprobs, batch = two_sequences()
     batch["advantages"] = torch.ones(2)  # one per sequence: would broadcast or fail far away
-    with pytest.raises(ValueError, match=r"Column advantages must be aligned .*\(5,\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"advantages must have the shape \(5,\) .*, got \(2,\)"):
         grpo_loss(logprobs, batch)
 
 

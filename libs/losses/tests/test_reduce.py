@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 from burnish_losses import (
-    Counts,
     Metric,
     Term,
     combine_metrics,
@@ -26,7 +25,7 @@ def scalar(value: float) -> torch.Tensor:
 
 def test_micro_batches_weigh_by_their_tokens() -> None:
     """100 tokens at loss 2.0 and 900 at 0.5 are 0.65; a mean of means would be 1.25."""
-    counts = Counts(tokens=1000, sequences=2)
+    counts = {"tokens": 1000, "sequences": 2}
     sums = [masked_sum(torch.full((n,), mean), torch.ones(n).bool()) for n, mean in PARTS]
     loss = sum(total([Term(part, "tokens")], counts) for part in sums)
     assert float(loss) == pytest.approx(0.65)
@@ -34,12 +33,14 @@ def test_micro_batches_weigh_by_their_tokens() -> None:
 
 def test_total_mixes_units_and_weights() -> None:
     terms = [Term(scalar(6.0), "tokens"), Term(scalar(8.0), "sequences", weight=0.5)]
-    assert float(total(terms, Counts(tokens=3, sequences=4))) == 6 / 3 + 0.5 * 8 / 4
+    assert float(total(terms, {"tokens": 3, "sequences": 4})) == 6 / 3 + 0.5 * 8 / 4
 
 
 def test_nothing_trained_is_zero_loss_with_zero_gradients() -> None:
     values = torch.tensor([torch.nan, -torch.inf], requires_grad=True)
-    loss = total([Term(masked_sum(values, torch.zeros(2).bool()), "tokens")], Counts(0, 0))
+    loss = total(
+        [Term(masked_sum(values, torch.zeros(2).bool()), "tokens")], {"tokens": 0, "sequences": 0}
+    )
     loss.backward()
     assert loss.item() == 0.0
     torch.testing.assert_close(values.grad, torch.zeros(2))
@@ -47,15 +48,18 @@ def test_nothing_trained_is_zero_loss_with_zero_gradients() -> None:
 
 def test_total_refuses_what_it_cannot_divide() -> None:
     with pytest.raises(ValueError, match="at least one term"):
-        total([], Counts(1, 1))
+        total([], {"tokens": 1, "sequences": 1})
     with pytest.raises(ValueError, match="got 'token'"):
-        total([Term(scalar(1.0), "token")], Counts(1, 1))  # type: ignore[arg-type]
+        total([Term(scalar(1.0), "token")], {"tokens": 1, "sequences": 1})
 
 
 def test_count_leaves_out_sequences_without_trained_tokens() -> None:
     token_mask = torch.tensor([0, 1, 1, 0, 0, 0, 1]).bool()
     cu_seqlens = torch.tensor([0, 3, 5, 7], dtype=torch.int32)
-    assert count(token_mask, cu_seqlens) == Counts(tokens=3, sequences=2)
+    assert count({"token_mask": token_mask, "cu_seqlens": cu_seqlens}) == {
+        "tokens": 3,
+        "sequences": 2,
+    }
 
 
 def test_sequence_sums_by_hand() -> None:
@@ -104,7 +108,7 @@ def test_each_metric_is_reduced_by_its_rule() -> None:
             "min": Metric(scalar(-4.0), None, "min"),
         },
     ]
-    values = finalize(combine_metrics(parts), Counts(tokens=1000, sequences=2))
+    values = finalize(combine_metrics(parts), {"tokens": 1000, "sequences": 2})
     assert values == {"mean": 0.65, "sum": 3.0, "max": 5.0, "min": -4.0}
 
 
@@ -116,7 +120,7 @@ def test_combining_in_any_grouping_is_the_same(values: list[float], data: st.Dat
         for value in values
     ]
     nested = combine_metrics([combine_metrics(parts[:cut]), combine_metrics(parts[cut:])])
-    result = finalize(nested, Counts(0, 0))
+    result = finalize(nested, {"tokens": 0, "sequences": 0})
     assert result["max"] == max(values)
     assert result["min"] == min(values)
     assert result["sum"] == pytest.approx(sum(values), abs=1e-9)
@@ -124,7 +128,7 @@ def test_combining_in_any_grouping_is_the_same(values: list[float], data: st.Dat
 
 def test_a_metric_that_only_one_part_has_is_kept() -> None:
     combined = combine_metrics([{}, {"only": Metric(scalar(2.0), None, "sum")}])
-    assert finalize(combined, Counts(0, 0)) == {"only": 2.0}
+    assert finalize(combined, {"tokens": 0, "sequences": 0}) == {"only": 2.0}
 
 
 def test_nothing_measured_is_nan_not_zero() -> None:
@@ -132,12 +136,12 @@ def test_nothing_measured_is_nan_not_zero() -> None:
         "mean": Metric(scalar(0.0), "sequences", "mean"),
         "max": Metric(scalar(-math.inf), None, "max"),
     }
-    assert all(math.isnan(v) for v in finalize(metrics, Counts(0, 0)).values())
+    assert all(math.isnan(v) for v in finalize(metrics, {"tokens": 0, "sequences": 0}).values())
 
 
 def test_an_infinite_maximum_is_shown() -> None:
     metrics = {"max": Metric(scalar(math.inf), None, "max")}
-    assert finalize(metrics, Counts(1, 1)) == {"max": math.inf}
+    assert finalize(metrics, {"tokens": 1, "sequences": 1}) == {"max": math.inf}
 
 
 def test_one_name_has_one_declaration() -> None:
@@ -158,10 +162,24 @@ def test_boundaries_start_at_the_first_token(cu_seqlens: list[int]) -> None:
     with pytest.raises(ValueError, match="must start at 0 and end at the number of tokens, 3"):
         sequence_sums(torch.ones(3), boundaries)
     with pytest.raises(ValueError, match="must start at 0"):
-        count(torch.ones(3, dtype=torch.bool), boundaries)
+        count({"token_mask": torch.ones(3, dtype=torch.bool), "cu_seqlens": boundaries})
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32])
 def test_a_mask_that_is_not_bool_is_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=f"token_mask must be bool, got {dtype}"):
-        count(torch.tensor([0, 2, 1], dtype=dtype), torch.tensor([0, 3]))
+        count({"token_mask": torch.tensor([0, 2, 1], dtype=dtype)})
+
+
+def test_count_by_unit() -> None:
+    batch = {
+        "token_mask": torch.tensor([0, 1, 1, 0, 1, 1, 0]).bool(),
+        "cu_seqlens": torch.tensor([0, 3, 5, 7], dtype=torch.int32),
+        "pair_ids": torch.tensor([4, 4, -1]),
+        "nll_mask": torch.tensor([0, 1, 1, 0, 0, 0, 0]).bool(),
+    }
+    assert count(batch) == {"tokens": 4, "sequences": 3, "pairs": 1, "nll_tokens": 2}
+    with pytest.raises(ValueError, match="nll_mask must be bool"):
+        count({**batch, "nll_mask": batch["nll_mask"].float()})
+    with pytest.raises(ValueError, match=r"must have the column cu_seqlens, got \['token_mask'\]"):
+        count({"token_mask": batch["token_mask"]})

@@ -17,25 +17,16 @@ Shape legend: T packed tokens, N sequences.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from burnish_losses._columns import select
+from burnish_losses.aggregate import Aggregate, token_mean
 from burnish_losses.diagnostics import logprob_mismatch
 from burnish_losses.kl import bounded_exp, kl_k3
-from burnish_losses.reduce import (
-    LossOutput,
-    Metric,
-    Term,
-    Unit,
-    check_mask,
-    masked_max,
-    masked_sum,
-    sequence_sums,
-)
-
-Aggregation = Literal["tokens", "sequences"]
+from burnish_losses.reduce import LossOutput, Metric, masked_max, masked_sum
 
 
 def ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -62,13 +53,12 @@ def grpo_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.0,
-    aggregation: Aggregation = "tokens",
+    aggregate: Aggregate = token_mean,
 ) -> LossOutput:
     """GRPO's clipped surrogate with an optional KL penalty towards a reference.
 
-    Shao et al. 2024, "DeepSeekMath", eq. 3. `aggregation="sequences"` is that paper's mean over
-    sequences of each one's token mean, where a sequence without a trained token counts in neither
-    (see `reduce.count`); `"tokens"` is DAPO's mean over all tokens (eq. 8). The penalty is
+    Shao et al. 2024, "DeepSeekMath", eq. 3. That paper's mean is `aggregate=sequence_mean`, where
+    a sequence without a trained token counts in neither (see `reduce.count`). The penalty is
     ratio * k3, whose gradient is that of KL(policy || reference), off-policy too (DeepSeek-V3.2,
     "Unbiased KL Estimate"); the first paper's plain k3 has that of KL(reference || policy).
 
@@ -77,65 +67,38 @@ def grpo_loss(
         batch: the columns of the module's docstring.
         clip_low, clip_high: >= 0, the ratio is clipped to [1 - clip_low, 1 + clip_high].
         kl_coefficient: >= 0, weight of the penalty.
+        aggregate: which mean, of the module `aggregate`.
 
     Returns:
-        Terms in the unit of `aggregation`, and metrics.
+        Terms in the unit of `aggregate`, and metrics.
 
     Raises:
         ValueError: a missing column, one of another shape, a mask that is not bool, a setting out
             of range.
     """
-    _check_settings(clip_low, clip_high, kl_coefficient, aggregation)
-    mask = _column(batch, "token_mask", logprobs)
-    check_mask(mask)
-    columns = _selected_columns(batch, mask, logprobs, needs_reference=kl_coefficient > 0)
-    logprobs = torch.where(mask, logprobs, 0.0)
+    _check_settings(clip_low, clip_high, kl_coefficient)
+    required = ("advantages", "reference_logprobs") if kl_coefficient else ("advantages",)
+    optional = ("old_logprobs", "reference_logprobs", "sampled_logprobs")
+    mask, logprobs, columns = select(logprobs, batch, *required, optional=optional)
     old_logprobs = columns.get("old_logprobs", logprobs.detach())
     advantages = columns["advantages"]
 
     token_ratio = ratio(logprobs, old_logprobs)
     token_loss = clipped_surrogate(token_ratio, advantages, clip_low=clip_low, clip_high=clip_high)
-    policy = _aggregate(token_loss, mask, batch, aggregation)
-    terms = [Term(policy, aggregation)]
-    metrics = {"loss/policy": Metric(policy.detach(), aggregation, "mean")}
+    policy = aggregate(token_loss, batch)
+    terms = [policy]
+    metrics = {"loss/policy": Metric(policy.weight * policy.sum.detach(), policy.unit, "mean")}
     metrics |= _ratio_metrics(token_ratio.detach(), advantages, mask, clip_low, clip_high)
     metrics |= _token_mean("policy/approximate_kl", kl_k3(old_logprobs, logprobs), mask)
     if "reference_logprobs" in columns:
         kl = kl_k3(logprobs, columns["reference_logprobs"])
         metrics |= _token_mean("policy/kl_reference", kl, mask)
         if kl_coefficient > 0:
-            penalty = _aggregate(token_ratio * kl, mask, batch, aggregation)
-            terms.append(Term(penalty, aggregation, weight=kl_coefficient))
+            penalty = aggregate(token_ratio * kl, batch)
+            terms.append(replace(penalty, weight=kl_coefficient * penalty.weight))
     if "sampled_logprobs" in columns:
         metrics |= logprob_mismatch(logprobs, columns["sampled_logprobs"], mask)
     return LossOutput(tuple(terms), metrics)
-
-
-def _selected_columns(
-    batch: Mapping[str, Tensor], mask: Tensor, logprobs: Tensor, *, needs_reference: bool
-) -> dict[str, Tensor]:
-    """The columns that are there, 0 where untrained: a NaN there must reach no derivative."""
-    required = ["advantages", "reference_logprobs"] if needs_reference else ["advantages"]
-    optional = ["old_logprobs", "reference_logprobs", "sampled_logprobs"]
-    names = required + [name for name in optional if name in batch and name not in required]
-    return {
-        name: torch.where(mask, _column(batch, name, logprobs), 0.0).to(logprobs.dtype)
-        for name in names
-    }
-
-
-def _aggregate(token_loss: Tensor, mask: Tensor, batch: Mapping[str, Tensor], unit: Unit) -> Tensor:
-    """Sum over tokens, or over sequences of their token means: a scalar."""
-    if unit == "tokens":
-        return masked_sum(token_loss, mask)
-    if "cu_seqlens" not in batch:
-        raise ValueError(
-            f"aggregation 'sequences' needs the column cu_seqlens, got {sorted(batch)}; add it."
-        )
-    cu_seqlens = batch["cu_seqlens"]
-    sums = sequence_sums(torch.where(mask, token_loss, 0.0), cu_seqlens)
-    lengths = sequence_sums(mask.to(token_loss.dtype), cu_seqlens)
-    return (sums / lengths.clamp(min=1)).sum()
 
 
 def _ratio_metrics(
@@ -154,25 +117,9 @@ def _token_mean(name: str, values: Tensor, mask: Tensor) -> dict[str, Metric]:
     return {name: Metric(masked_sum(values.detach(), mask), "tokens", "mean")}
 
 
-def _column(batch: Mapping[str, Tensor], name: str, logprobs: Tensor) -> Tensor:
-    if name not in batch:
-        raise ValueError(f"The batch must have the column {name}, got {sorted(batch)}; add it.")
-    column = batch[name]
-    if column.shape != logprobs.shape:
-        raise ValueError(
-            f"Column {name} must be aligned with logprobs {tuple(logprobs.shape)}, got "
-            f"{tuple(column.shape)}; index t is about token t in every column."
-        )
-    return column
-
-
-def _check_settings(
-    clip_low: float, clip_high: float, kl_coefficient: float, aggregation: str
-) -> None:
+def _check_settings(clip_low: float, clip_high: float, kl_coefficient: float) -> None:
     if not all(value >= 0 for value in (clip_low, clip_high, kl_coefficient)):  # NaN is not
         raise ValueError(
             f"clip_low, clip_high and kl_coefficient must be 0 or more, got {clip_low}, "
             f"{clip_high} and {kl_coefficient}."
         )
-    if aggregation not in ("tokens", "sequences"):
-        raise ValueError(f"aggregation must be 'tokens' or 'sequences', got {aggregation!r}.")

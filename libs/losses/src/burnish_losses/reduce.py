@@ -20,16 +20,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Unit = Literal["tokens", "sequences"]
+from burnish_losses._columns import check_mask, column
+
+# What is counted over the whole global batch, by unit: see `count`.
+Counts = Mapping[str, int]
 Reduction = Literal["mean", "sum", "max", "min"]
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Trained tokens, and sequences with at least one, of a whole global batch."""
-
-    tokens: int
-    sequences: int
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,7 @@ class Term:
     """One summand of a loss: `weight * sum / (global count of unit)`."""
 
     sum: Tensor  # scalar
-    unit: Unit
+    unit: str
     weight: float = 1.0
 
 
@@ -50,7 +45,7 @@ class Metric:
     """
 
     value: Tensor  # scalar, detached
-    unit: Unit | None
+    unit: str | None
     reduction: Reduction
 
     def __post_init__(self) -> None:
@@ -66,17 +61,33 @@ class LossOutput:
     metrics: dict[str, Metric]
 
 
-def count(token_mask: Tensor, cu_seqlens: Tensor) -> Counts:
-    """Counts of one batch: token_mask [T] bool, cu_seqlens [N+1].
+def count(batch: Mapping[str, Tensor]) -> dict[str, int]:
+    """What one batch holds, by unit; the counts of disjoint batches add up.
 
-    A sequence without a trained token counts in neither.
+    Args:
+        batch: columns. token_mask [T] bool and cu_seqlens [N+1] must be there.
+
+    Returns:
+        tokens: trained ones. sequences: those with at least one of them. pairs: different
+        pair_ids [N] from 0 on, if there is such a column. And for every further bool column
+        NAME_mask [T], such as nll_mask, NAME_tokens: where it is True.
 
     Raises:
-        ValueError: another dtype, or cu_seqlens that are not those of the mask.
+        ValueError: a missing column, a token_mask that is not bool, or cu_seqlens that are not
+            those of the mask.
     """
-    check_mask(token_mask)
-    per_sequence = sequence_sums(token_mask.float(), cu_seqlens)
-    return Counts(int(token_mask.sum()), int((per_sequence > 0).sum()))
+    mask = column(batch, "token_mask")
+    check_mask(mask)
+    per_sequence = sequence_sums(mask.float(), column(batch, "cu_seqlens"))
+    counts = {"tokens": int(mask.sum()), "sequences": int((per_sequence > 0).sum())}
+    if "pair_ids" in batch:
+        pair_ids = batch["pair_ids"]
+        counts["pairs"] = len(pair_ids[pair_ids >= 0].unique())
+    for name in sorted(batch):
+        if name.endswith("_mask") and name != "token_mask":
+            check_mask(column(batch, name, like=mask), name)
+            counts[name.removesuffix("mask") + "tokens"] = int(batch[name].sum())
+    return counts
 
 
 def total(terms: Sequence[Term], counts: Counts) -> Tensor:
@@ -90,7 +101,7 @@ def total(terms: Sequence[Term], counts: Counts) -> Tensor:
         scalar.
 
     Raises:
-        ValueError: no terms, or an unknown unit.
+        ValueError: no terms, or a unit that was not counted.
     """
     if not terms:
         raise ValueError("total needs at least one term, got none; return a zero sum instead.")
@@ -115,14 +126,6 @@ def combine_metrics(parts: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
 def finalize(metrics: Mapping[str, Metric], counts: Counts) -> dict[str, float]:
     """Metrics of the whole global batch as numbers; NaN where nothing was there to measure."""
     return {name: _finalize(metric, counts) for name, metric in metrics.items()}
-
-
-def check_mask(token_mask: Tensor) -> None:
-    """ValueError unless the mask selects: numbers would weigh, or be counted by their sum."""
-    if token_mask.dtype != torch.bool:
-        raise ValueError(
-            f"token_mask must be bool, got {token_mask.dtype}; convert with mask != 0."
-        )
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
@@ -158,12 +161,13 @@ def sequence_sums(values: Tensor, cu_seqlens: Tensor) -> Tensor:
     return torch.segment_reduce(values, "sum", offsets=cu_seqlens.long(), initial=0.0)
 
 
-def _count_of(counts: Counts, unit: Unit) -> int:
-    if unit == "tokens":
-        return counts.tokens
-    if unit == "sequences":
-        return counts.sequences
-    raise ValueError(f"unit must be 'tokens' or 'sequences', got {unit!r}.")
+def _count_of(counts: Counts, unit: str) -> int:
+    if unit not in counts:
+        raise ValueError(
+            f"The unit of a term or metric must be counted, one of {sorted(counts)}, got {unit!r}; "
+            "`count` counts it if the batch has its column."
+        )
+    return counts[unit]
 
 
 def _combine(name: str, first: Metric, second: Metric) -> Metric:

@@ -166,8 +166,8 @@ class TorchPolicy:
             "train/loss": float(all_reduce(loss_sum, "sum")),
             "train/grad_norm": grad_norm,
             "train/learning_rate": learning_rate,
-            "train/num_tokens": float(counts.tokens),
-            "train/num_sequences": float(counts.sequences),
+            "train/num_tokens": float(counts["tokens"]),
+            "train/num_sequences": float(counts["sequences"]),
         }
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -277,18 +277,17 @@ def _score(
     return result
 
 
-def _global_counts(batch: RaggedBatch, device: torch.device) -> Counts:
-    """Trained tokens, and sequences with at least one, over all ranks."""
-    mask = torch.tensor(batch.token_columns["token_mask"], dtype=torch.bool)
-    local = count(mask, torch.tensor(batch.offsets))
-    parts = torch.tensor([local.tokens, local.sequences], device=device)
-    tokens, sequences = all_reduce(parts, "sum").tolist()
-    if tokens == 0:
+def _global_counts(batch: RaggedBatch, device: torch.device) -> dict[str, int]:
+    """What the batch holds over all ranks, by unit."""
+    local = count(_columns(batch, torch.device("cpu")))
+    summed = all_reduce(torch.tensor(list(local.values()), device=device), "sum")
+    counts = dict(zip(local, summed.tolist(), strict=True))
+    if counts["tokens"] == 0:
         raise ValueError(
             "a training batch must hold at least one trained token, got none on any rank; "
             "skip batches without any"
         )
-    return Counts(tokens, sequences)
+    return counts
 
 
 def _reduce_metrics(parts: Sequence[Mapping[str, Metric]], counts: Counts) -> dict[str, float]:
