@@ -144,7 +144,7 @@ def test_a_changed_token_moves_only_those_who_see_it_exactly(backend, window) ->
 def test_rows_without_spans_are_causal(window) -> None:
     heads = random_heads(rows=2)
     output, weights = attention_forward(
-        nn.Module(), *heads, None, scaling=0.3, sliding_window=window
+        nn.Module(), *heads, None, scaling=0.3, spans=None, sliding_window=window
     )
     assert weights is None
     assert output.shape == (2, 12, 4, 8)

@@ -85,7 +85,7 @@ def test_restarted_position_ids_alone_are_not_enough(qwen, wrong, given) -> None
     qwen.set_attn_implementation("sdpa")
     batch = pack_sequences(TOKENS, LENGTHS) if given else None
     with pytest.raises(SequencesNotSeparateError, match="without attention_mask and cache") as info:
-        check_separate(qwen, batch, attn_implementation="sdpa", make_kwargs=wrong)
+        check_separate(qwen, batch, make_kwargs=wrong)
     assert (info.value.changed, info.value.moved) == (0, 1)
     assert info.value.difference > 0.5
     assert f"sequence 1 moved by {info.value.difference:.3g}" in str(info.value)
@@ -95,9 +95,9 @@ def test_restarted_position_ids_alone_are_not_enough(qwen, wrong, given) -> None
 def test_keywords_of_another_attention_are_found(qwen) -> None:
     """The model runs this library's attention but gets no spans."""
     qwen.set_attn_implementation(PACKED)
-    with pytest.raises(SequencesNotSeparateError):
+    with pytest.raises(ValueError, match="must say what is packed, got no spans"):
         check_separate(
-            qwen, attn_implementation="sdpa", make_kwargs=lambda b: model_kwargs(b, "sdpa")
+            qwen, pack_sequences(TOKENS, LENGTHS), make_kwargs=lambda b: model_kwargs(b, "sdpa")
         )
 
 
@@ -107,7 +107,7 @@ def test_positions_that_do_not_restart_are_found() -> None:
     class Positions(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.config = Qwen2Config(**SIZES)
+            self.config = Qwen2Config(**SIZES, attn_implementation="sdpa")
             self.weight = nn.Parameter(torch.ones(()))
 
         def forward(self, input_ids, position_ids, **_unused):
@@ -118,9 +118,9 @@ def test_positions_that_do_not_restart_are_found() -> None:
         positions = torch.arange(batch.token_ids.shape[1])[None]
         return {"input_ids": batch.token_ids, "position_ids": positions}
 
-    check_separate(Positions(), attn_implementation="sdpa")
+    check_separate(Positions())
     with pytest.raises(SequencesNotSeparateError, match="let position_ids start again") as info:
-        check_separate(Positions(), attn_implementation="sdpa", make_kwargs=counting_on)
+        check_separate(Positions(), make_kwargs=counting_on)
     assert (info.value.changed, info.value.moved) == (None, 1)
     assert info.value.difference == 7 * 6
 
@@ -143,10 +143,10 @@ def test_state_space_models_are_refused(mamba, version) -> None:
         )
         model = seeded(lambda: Mamba2ForCausalLM(config))
     with pytest.raises(SequencesNotSeparateError, match="if it has state-space") as info:
-        check_separate(model, attn_implementation="eager")
+        check_separate(model)
     assert (info.value.changed, info.value.moved) == (0, 1)
     # In rows of their own the sequences are separate.
-    check_separate(model, pad_sequences(TOKENS, LENGTHS), attn_implementation="eager")
+    check_separate(model, pad_sequences(TOKENS, LENGTHS))
 
 
 def test_what_the_padding_moves_is_found(qwen) -> None:
@@ -160,7 +160,7 @@ def test_what_the_padding_moves_is_found(qwen) -> None:
         slots=torch.cat([batch.slots[:12], batch.slots[12:] + 4]),
     )
     with pytest.raises(SequencesNotSeparateError, match="the padding were changed") as info:
-        check_separate(qwen, left, attn_implementation="sdpa")
+        check_separate(qwen, left)
     assert (info.value.changed, info.value.moved) == (-1, 1)
 
 
@@ -173,9 +173,9 @@ def test_nothing_is_left_behind(qwen) -> None:
     for parameter in qwen.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
     state, use_cache = torch.get_rng_state(), qwen.config.use_cache
-    check_separate(qwen, attn_implementation="sdpa")
+    check_separate(qwen)
     with pytest.raises(SequencesNotSeparateError):
-        check_separate(qwen, attn_implementation="sdpa", make_kwargs=with_cache)
+        check_separate(qwen, make_kwargs=with_cache)
     assert [module.training for module in qwen.modules()] == modes
     assert all(bool((parameter.grad == 3).all()) for parameter in qwen.parameters())
     assert torch.equal(torch.get_rng_state(), state)
@@ -187,32 +187,32 @@ def test_nothing_is_left_behind(qwen) -> None:
 def test_dropout_is_off_while_checking() -> None:
     config = Qwen2Config(**SIZES, attention_dropout=0.5)
     model = seeded(lambda: Qwen2ForCausalLM(config)).train()
-    check_separate(model, attn_implementation="sdpa")
+    check_separate(model)
     assert model.training
 
 
 def test_a_model_without_a_head_and_in_half_precision() -> None:
     model = seeded(lambda: Qwen2Model(Qwen2Config(**SIZES)))
-    check_separate(model, attn_implementation="sdpa")
+    check_separate(model)
     model = model.to(torch.bfloat16)
-    check_separate(model, attn_implementation="sdpa")
+    check_separate(model)
     with pytest.raises(SequencesNotSeparateError):
-        check_separate(model, attn_implementation="sdpa", make_kwargs=with_cache)
+        check_separate(model, make_kwargs=with_cache)
 
 
 def test_a_check_that_can_tell_nothing_is_refused(qwen) -> None:
     with pytest.raises(ValueError, match="batch must hold a sequence"):
-        check_separate(qwen, empty_batch(), attn_implementation="sdpa")
+        check_separate(qwen, empty_batch())
     constant = seeded(lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)))
     nn.init.zeros_(constant.lm_head.weight)
     with pytest.raises(ValueError, match="must depend on its tokens"):
-        check_separate(constant, attn_implementation="sdpa")
+        check_separate(constant)
     nn.init.constant_(constant.lm_head.weight, torch.nan)
     with pytest.raises(ValueError, match="outputs must be finite"):
-        check_separate(constant, attn_implementation="sdpa")
+        check_separate(constant)
     classifier = nn.Module()
     classifier.config = qwen.config
     classifier.weight = nn.Parameter(torch.ones(()))
     classifier.forward = lambda **_unused: (torch.zeros(1, 2),)
     with pytest.raises(ValueError, match=r"for all positions, \(1, 24\), got tuple"):
-        check_separate(classifier, attn_implementation="sdpa")
+        check_separate(classifier)

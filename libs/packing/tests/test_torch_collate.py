@@ -126,7 +126,10 @@ def test_errors_say_what_was_got(collate, arguments, message) -> None:
     ("changes", "message"),
     [
         ({"token_ids": torch.tensor([1, 2, 3, 1, 9, 3])}, "got other tokens in group 5"),
-        ({"token_mask": None}, "False in a shared prefix, got True in sequence 0 of group 5"),
+        (
+            {"token_mask": torch.tensor([0, 1, 1, 0, 0, 1], dtype=torch.bool)},
+            "False in a shared prefix, got True in sequence 0 of group 5",
+        ),
         ({"prefix_lengths": [2, 1]}, "one prefix length, got 2 and others in group 5"),
         ({"prefix_lengths": None}, "must come together"),
     ],
@@ -323,3 +326,9 @@ def test_plan_lay_out_scatter_and_inverse_are_the_identity(
     for i, row in zip(plan.inverse().tolist(), rows, strict=True):
         assert results[i][1:].tolist() == row[1:].tolist()
         assert results[i][0] == 0
+
+
+def test_without_a_mask_shared_prefixes_are_not_trained() -> None:
+    tokens = torch.tensor([1, 2, 3, 1, 2, 4])
+    batch = pack_sequences(tokens, [3, 3], prefix_ids=[5, 5], prefix_lengths=[2, 2])
+    assert batch.target_positions.tolist() == [2, 5]

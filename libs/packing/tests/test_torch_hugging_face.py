@@ -113,7 +113,7 @@ def test_the_sequences_of_every_batch_are_separate(models, name, attention, way)
     kwargs = model_kwargs(batch, attention)
     with torch.no_grad():
         actual = batch.unpack(model(**kwargs).logits)
-    check_separate(model, batch, attn_implementation=attention)
+    check_separate(model, batch)
     expected = one_by_one(model, "eager", list(batch.lengths))
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
@@ -202,7 +202,7 @@ def test_flash_attention_is_called_with_the_cumulative_lengths(models, monkeypat
     monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
     for way, batch in batches():
         calls.clear()
-        check_separate(model, batch, attn_implementation="flash_attention_2")
+        check_separate(model, batch)
         if batch.spans is None:
             assert not calls
         else:
@@ -230,10 +230,10 @@ def test_flex_attention_finds_the_sequences(qwen, monkeypatch) -> None:
     )
     qwen.set_attn_implementation("flex_attention")
     for _, batch in batches():
-        check_separate(qwen, batch, attn_implementation="flex_attention")
+        check_separate(qwen, batch)
     assert masks
     with pytest.raises(SequencesNotSeparateError):
-        check_separate(qwen, attn_implementation="flex_attention", make_kwargs=with_cache)
+        check_separate(qwen, make_kwargs=with_cache)
 
 
 def with_cache(batch: PackedBatch) -> dict:
@@ -250,21 +250,22 @@ def test_separate_on_a_gpu(attention) -> None:
     model = model.to("cuda", torch.bfloat16)
     model.set_attn_implementation(attention)
     for _, batch in batches():
-        check_separate(model, batch.to("cuda"), attn_implementation=attention)
+        check_separate(model, batch.to("cuda"))
 
 
 def test_shared_prefixes_need_spans(qwen) -> None:
     batch = shared_prefix_batch()
     qwen.set_attn_implementation(PACKED)
-    check_separate(qwen, batch, attn_implementation=PACKED)
+    check_separate(qwen, batch)
     for name in ("eager", "sdpa", "flex_attention", "flash_attention_2"):
         with pytest.raises(ValueError, match=f"got '{name}', which would not show them"):
             model_kwargs(batch, name)
     # A completion that sees its sibling is found.
-    leaking = replace(batch, spans=(*batch.spans[:1], replace(batch.spans[1], end=15)))
+    spans = (*batch.spans[:1], replace(batch.spans[1], end=15))
+    leaking = replace(batch, layout=replace(batch.layout, spans=spans))
     assert leaking.spans[-1].end == batch.token_ids.shape[1]
     with pytest.raises(SequencesNotSeparateError):
-        check_separate(qwen, leaking, attn_implementation=PACKED)
+        check_separate(qwen, leaking)
 
 
 def test_an_unknown_attention_is_refused() -> None:

@@ -36,7 +36,7 @@ def test_a_megatron_model_takes_the_pack(megatron) -> None:
     token_ids = torch.randint(1, 40, (25,), generator=torch.Generator().manual_seed(1))
     # Padded as two context-parallel ranks would need it, on one rank.
     packed = pack_sequences(token_ids, lengths, sequence_multiple=4, fill_to=40)
-    batch = to_megatron(packed, sequence_multiple=4)
+    batch = to_megatron(packed)
     params = batch.packed_seq_params()
     assert params.qkv_format == "thd"
     assert params.cu_seqlens_q.tolist() == params.cu_seqlens_kv.tolist() == [0, 5, 6, 18, 25, 33]

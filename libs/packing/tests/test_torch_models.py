@@ -288,7 +288,9 @@ def test_padding_moves_nothing(model) -> None:
 def test_negative_control_one_span_over_the_whole_pack_leaks(model) -> None:
     """Restarted position ids alone do not separate sequences: the comparison must notice."""
     case = plain_case()
-    leaking = replace(case.pack(), spans=(Span(0, sum(case.lengths)),))
+    packed = case.pack()
+    whole = (Span(0, sum(case.lengths)),)
+    leaking = replace(packed, layout=replace(packed.layout, spans=whole))
     difference = (logits_of(model, leaking) - one_by_one(model, case)).abs().amax(1)
     assert difference[:4].max() < 1e-4
     assert difference[4:].max() > 0.1
@@ -299,7 +301,9 @@ def test_negative_control_completions_without_their_prefix(model) -> None:
     case = shared_prefix_case()
     batch = case.pack()
     spans = tuple(Span(span.start, span.end) for span in batch.spans)
-    difference = logits_of(model, replace(batch, spans=spans)) - one_by_one(model, case)
+    difference = logits_of(
+        model, replace(batch, layout=replace(batch.layout, spans=spans))
+    ) - one_by_one(model, case)
     assert difference.abs().max() > 0.1
 
 

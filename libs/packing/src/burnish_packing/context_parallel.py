@@ -13,10 +13,11 @@ from burnish_packing.layout import PackLayout, position_ids
 
 
 def context_parallel_multiple(context_parallel_size: int, tensor_parallel_size: int = 1) -> int:
-    """What every sequence's length must be a multiple of: `sequence_multiple` of a pack or plan.
+    """What to pad every sequence to a multiple of: `sequence_multiple` of a pack or plan.
 
-    With cp = context_parallel_size > 1 each of 2 * cp chunks has to split over the tp ranks of
-    sequence parallelism: 2 * cp * tp. Without context parallelism tp; 1 if there is neither.
+    With cp = context_parallel_size > 1 every sequence has to split into 2 * cp chunks, and with
+    sequence parallelism a rank's shard over tp ranks, for which 2 * cp * tp is enough. Without
+    context parallelism tp; 1 if there is neither.
     """
     check_positive(context_parallel_size, "context_parallel_size")
     check_positive(tensor_parallel_size, "tensor_parallel_size")
@@ -59,10 +60,11 @@ def zigzag_positions(padded_lengths: ArrayLike, context_parallel_size: int, rank
     """
     lengths = as_lengths(padded_lengths)
     _check_chunks(lengths, context_parallel_size)
-    if isinstance(rank, bool) or not 0 <= rank < context_parallel_size:
+    is_integer = isinstance(rank, int | np.integer) and not isinstance(rank, bool)
+    if not is_integer or not 0 <= rank < context_parallel_size:
         raise ValueError(
             f"rank must be from 0 to {context_parallel_size - 1}, the last of the context-parallel "
-            f"group, got {rank}; pass the rank inside that group"
+            f"group, got {rank!r}; pass the rank inside that group"
         )
     starts = np.cumsum(lengths) - lengths
     if context_parallel_size == 1:
@@ -80,6 +82,7 @@ def merge_positions(padded_lengths: ArrayLike, context_parallel_size: int) -> In
     `np.concatenate(shards)[merge_positions(...)]` undoes the sharding (arguments and errors:
     `zigzag_positions`).
     """
+    check_positive(context_parallel_size, "context_parallel_size")
     held = np.concatenate(
         [
             zigzag_positions(padded_lengths, context_parallel_size, rank)

@@ -148,6 +148,7 @@ def _tile(
 def _filled_size(used: int, pad_multiple: int, fill_to: int | None) -> int:
     if fill_to is None:
         return round_up(used, pad_multiple)
+    check_positive(fill_to, "fill_to")
     if pad_multiple > 1 or fill_to < used:
         raise ValueError(
             f"fill_to must hold the {used} positions of the pack and come without pad_multiple, "

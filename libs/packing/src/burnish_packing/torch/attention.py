@@ -7,7 +7,7 @@ square of their sum, on CPU and GPU alike.
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from burnish_packing.torch.attention_mask import (
 from burnish_packing.torch.varlen import find_varlen_kernel, varlen_attention
 
 Backend = Literal["per_span", "block_diagonal", "flex", "varlen"]
+
+_MISSING = object()  # not passed at all, not even None
 
 
 def packed_attention(
@@ -61,10 +63,22 @@ def packed_attention(
     """
     check_window(sliding_window)
     num_tokens = check_spans(spans)
-    if query.shape[0] != 1 or query.shape[2] != num_tokens or not num_tokens:
+    if query.ndim != 4 or query.shape[::2] != (1, num_tokens) or not num_tokens:
         raise ValueError(
             f"a pack must be one row of {num_tokens} tokens, the end of its spans, got query of "
             f"shape {tuple(query.shape)}; pass the token_ids and spans of the same PackedBatch"
+        )
+    heads = key.shape[1] if key.ndim == 4 else 0
+    right_shape = (1, heads, num_tokens)
+    if not heads or query.shape[1] % heads or {key.shape[:3], value.shape[:3]} != {right_shape}:
+        raise ValueError(
+            f"key and value must be [1, Hkv, {num_tokens}, d] with Hkv dividing the "
+            f"{query.shape[1]} heads of query, got {tuple(key.shape)} and {tuple(value.shape)}"
+        )
+    if not 0 <= dropout <= 1 or len({query.dtype, key.dtype, value.dtype}) > 1:
+        raise ValueError(
+            f"dropout must be in [0, 1] and query, key and value of one dtype, got {dropout} and "
+            f"{query.dtype}, {key.dtype}, {value.dtype}; convert them"
         )
     if backend is None:
         backend = _fastest_backend(query, dropout)
@@ -101,27 +115,34 @@ def attention_forward(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    spans: Sequence[Span] | None = None,
-    sliding_window: int | None = None,
+    spans: Sequence[Span] | object | None = _MISSING,
+    sliding_window: int | object | None = _MISSING,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     backend: Backend | None = None,
-    **_unused: Any,
+    **unused: Any,
 ) -> tuple[Tensor, None]:
     """The attention interface of `transformers`; `spans` reach it as a keyword of the model call.
 
-    Register it with `AttentionInterface.register(name, attention_forward)`, build the model with
-    `attn_implementation=name`, and call `model(ids, position_ids=..., spans=..., use_cache=False)`.
-    `spans=None` means right-padded rows: causal attention, windowed where the layer is.
-    Another backend than the default: register `functools.partial(attention_forward, backend=...)`.
+    Register it with `hugging_face.register_attention`, build the model with that
+    `attn_implementation`, and call `model(**model_kwargs(batch, model))`. `spans=None` means
+    right-padded rows: causal attention, windowed where the layer is. A call without `spans` is
+    refused: what packed its tokens, if anything did, could not be told.
 
     Returns:
         (output [B, T, Hq, d], None).
 
     Raises:
         ValueError: for what it does not compute (a mask, soft-capped scores, attention sinks, a
-            cache, attention that is not causal).
+            cache, attention that is not causal, chunks, windows that the layer does not pass on,
+            position biases and other tensors), or a call without spans.
     """
+    if spans is _MISSING:
+        raise ValueError(
+            "the model call must say what is packed, got no spans; call "
+            "model(**model_kwargs(batch, model)), and set another attention, such as "
+            "model.set_attn_implementation('sdpa'), for generation or where another library packs"
+        )
     if attention_mask is not None:
         raise ValueError("attention_mask must be None, got a tensor; spans say who sees whom")
     if softcap is not None or s_aux is not None:
@@ -136,21 +157,50 @@ def attention_forward(
             f"keys and queries must be the same tokens, got {key.shape[2]} keys for "
             f"{query.shape[2]} queries; pass use_cache=False"
         )
+    window = _window_of(module, sliding_window)
+    for name, value_of in unused.items():
+        if isinstance(value_of, Tensor) and value_of.ndim > 2:  # not ids, lengths or counts
+            raise ValueError(
+                f"attention must be told by queries, keys and values alone, got the tensor {name}, "
+                f"which this attention does not read; choose another attn_implementation for this "
+                f"model and do not pack"
+            )
     if spans is None:
-        check_window(sliding_window)
-        output = _attend(query, key, value, scaling, dropout, sliding_window)
+        output = _attend(query, key, value, scaling, dropout, window)
     else:
         output = packed_attention(
             query,
             key,
             value,
-            spans,
+            cast(Sequence[Span], spans),
             scale=scaling,
             dropout=dropout,
-            sliding_window=sliding_window,
+            sliding_window=window,
             backend=backend,
         )
     return output.transpose(1, 2).contiguous(), None
+
+
+def _window_of(module: nn.Module, sliding_window: Any) -> int | None:
+    """The layer's window; ValueError where the model would have put one into a mask only."""
+    config = getattr(module, "config", None)
+    kinds, layer = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    kind = kinds[layer] if kinds is not None and layer is not None else None
+    is_chunked = kind == "chunked_attention" or (
+        kind is None and bool(getattr(config, "attention_chunk_size", None))
+    )
+    has_window = kind == "sliding_attention" or (
+        kind is None and bool(getattr(config, "sliding_window", None))
+    )
+    if is_chunked or (has_window and sliding_window is _MISSING):
+        raise ValueError(
+            f"a layer must pass its window on to the attention, got "
+            f"{'chunked attention' if is_chunked else 'a sliding window in the config alone'} in "
+            f"{type(module).__name__}; choose another attn_implementation for this model"
+        )
+    window = None if sliding_window is _MISSING else sliding_window
+    check_window(window)
+    return window
 
 
 def _fastest_backend(query: Tensor, dropout: float) -> Backend:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from burnish_packing.layout import Span
+from burnish_packing.layout import PackLayout, Span
 from burnish_packing.microbatches import MicroBatch
 
 
@@ -16,8 +16,8 @@ from burnish_packing.microbatches import MicroBatch
 class PackedBatch:
     """The sequences of one micro-batch, laid out for one model call of [B, L] positions.
 
-    Packed, B is 1 and `spans` say who sees whom; padded, every sequence has a row and `spans` is
-    None. All else is the same for both, so a training loop needs one path.
+    Packed, B is 1 and the layout says who sees whom; padded, every sequence has a row and there is
+    no layout. All else is the same for both, so a training loop needs one path.
 
     "Flat" means the caller's order: sequences concatenated, T = sum(lengths) tokens, index t about
     token t. The score of flat token `target_positions[m]` is that of `labels[m]` under the output
@@ -27,7 +27,7 @@ class PackedBatch:
 
     token_ids: Tensor  # int64 [B, L]
     position_ids: Tensor  # int64 [B, L]; restart at every sequence, continue after a shared prefix
-    spans: tuple[Span, ...] | None  # packed: they tile [0, L) in order; None: right-padded rows
+    layout: PackLayout | None  # packed: where all lies; None: right-padded rows
     slots: Tensor  # int64 [T], position of every flat token in the flattened [B * L]
     score_positions: Tensor  # int64 [M], into the flattened [B * L]
     labels: Tensor  # int64 [M]
@@ -38,11 +38,16 @@ class PackedBatch:
     micro_batch: MicroBatch | None = None  # of the plan it was laid out by, if any
 
     @property
+    def spans(self) -> tuple[Span, ...] | None:
+        """Who sees whom in a pack: they tile [0, L) in order. None for right-padded rows."""
+        return None if self.layout is None else self.layout.spans
+
+    @property
     def cu_seqlens(self) -> Tensor:
         """Cumulative lengths of the spans, int32 [number of spans + 1] on the CPU.
 
-        The fill is a span of its own, so these tile [0, L). ValueError for padded rows and for
-        spans behind a shared prefix, which no cumulative lengths describe.
+        Padding and fill are spans of their own, so these tile [0, L). ValueError for padded rows
+        and for spans behind a shared prefix, which no cumulative lengths describe.
         """
         if self.spans is None or any(span.prefix_end > span.prefix_start for span in self.spans):
             raise ValueError(

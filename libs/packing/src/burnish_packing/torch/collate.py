@@ -4,7 +4,7 @@ Both ways compute `slots`, the position in the model call of every flat token, a
 the token before token t of a sequence scores it, so its position is `slots[t - 1]`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from burnish_packing._checks import IntArray, as_lengths, as_prefixes, check_positive
-from burnish_packing.layout import Span, pack_layout, round_up
+from burnish_packing.layout import PackLayout, Span, pack_layout, round_up
 from burnish_packing.layout import position_ids as positions_of
 from burnish_packing.layout import sequence_ids as sequences_of
 from burnish_packing.microbatches import MicroBatch
@@ -39,7 +39,8 @@ def pack_sequences(
     Args:
         token_ids: int64 [T], the sequences concatenated.
         lengths: [N] tokens of each, all >= 1, summing to T.
-        token_mask: bool [T], True where a token is trained; None: all but each sequence's first.
+        token_mask: bool [T], True where a token is trained; None: all but each sequence's first
+            and shared prefixes.
         columns: other values of the tokens by name, each [T, ...] of any dtype. They are laid out
             like the tokens, 0 in padding; in a shared prefix all its sequences have the same.
         prefix_ids: int [N], equal for sequences that begin with the same tokens, -1 for none.
@@ -54,6 +55,11 @@ def pack_sequences(
             shared prefix; the tokens or columns of a shared prefix differ.
     """
     lengths, flat_mask = _check_columns(token_ids, lengths, token_mask)
+    if token_mask is None:
+        in_prefix = positions_of(lengths) < np.repeat(
+            as_prefixes(lengths, prefix_ids, prefix_lengths)[1], lengths
+        )
+        flat_mask &= ~torch.from_numpy(in_prefix).to(flat_mask.device)
     layout = pack_layout(
         lengths,
         prefix_ids=prefix_ids,
@@ -63,8 +69,8 @@ def pack_sequences(
         fill_to=fill_to,
     )
     positions = layout.position_ids[None]
-    batch = _model_batch(
-        token_ids, flat_mask, lengths, layout.slots, positions, layout.spans, columns, pad_token_id
+    batch = _batch(
+        token_ids, flat_mask, lengths, layout.slots, positions, layout, columns, pad_token_id
     )
     _check_prefixes(batch, token_ids, flat_mask, columns or {}, prefix_ids, prefix_lengths)
     return batch
@@ -91,6 +97,9 @@ def pad_sequences(
     check_positive(pad_multiple, "pad_multiple")
     longest = int(lengths.max())
     num_rows = len(lengths) if num_rows is None else num_rows
+    check_positive(num_rows, "num_rows")
+    if row_length is not None:
+        check_positive(row_length, "row_length")
     if num_rows < len(lengths):
         raise ValueError(
             f"num_rows must hold the {len(lengths)} sequences, got {num_rows}; raise it or pass "
@@ -105,9 +114,7 @@ def pad_sequences(
         )
     slots = sequences_of(lengths) * width + positions_of(lengths)
     positions = np.tile(np.arange(width), (num_rows, 1))
-    return _model_batch(
-        token_ids, flat_mask, lengths, slots, positions, None, columns, pad_token_id
-    )
+    return _batch(token_ids, flat_mask, lengths, slots, positions, None, columns, pad_token_id)
 
 
 def empty_batch(
@@ -134,13 +141,18 @@ def empty_batch(
         raise ValueError(
             f"a packed batch must have one row, got shape {shape}; pass packed=False for rows"
         )
-    return _model_batch(
+    nothing = np.zeros(0, np.int64)
+    positions = np.tile(np.arange(num_positions), (num_rows, 1))
+    fill = (Span(0, num_positions),)
+    return _batch(
         torch.zeros(0, dtype=torch.int64),
         torch.zeros(0, dtype=torch.bool),
-        np.zeros(0, np.int64),
-        np.zeros(0, np.int64),
-        np.tile(np.arange(num_positions), (num_rows, 1)),
-        (Span(0, num_positions),) if packed else None,
+        nothing,
+        nothing,
+        positions,
+        PackLayout(nothing, nothing, num_positions, nothing, positions[0], fill)
+        if packed
+        else None,
         columns,
         pad_token_id,
     )
@@ -148,23 +160,35 @@ def empty_batch(
 
 def lay_out(
     micro_batch: MicroBatch,
-    token_ids: Tensor,
+    token_ids: Tensor | Sequence[Tensor],
     *,
-    token_mask: Tensor | None = None,
-    columns: Mapping[str, Tensor] | None = None,
+    token_mask: Tensor | Sequence[Tensor] | None = None,
+    columns: Mapping[str, Tensor | Sequence[Tensor]] | None = None,
     pad_token_id: int = 0,
 ) -> PackedBatch:
     """The model call of a plan's micro-batch: its mode, shape, multiples and shared prefixes.
 
     Args:
-        micro_batch: of `MicroBatchPlan.micro_batches`.
-        token_ids: int64 [T], the tokens of its sequences in the order of its indices; [0] for an
-            empty slot, whose model call has the slot's shape and counts nothing.
-        token_mask, columns, pad_token_id: as in `pack_sequences`.
+        micro_batch: of `MicroBatchPlan.micro_batches`; the call of an empty slot has the slot's
+            shape and counts nothing.
+        token_ids: int64; either the rows that were planned, all of them, of which the micro-batch's
+            are taken; or one tensor [T], the tokens of its sequences in the order of its indices.
+        token_mask, columns: likewise, rows or one tensor; else as in `pack_sequences`.
+        pad_token_id: what padding and fill hold.
 
     Raises:
         ValueError: the plan was made for sequences of other lengths, or as in `pack_sequences`.
     """
+    if not isinstance(micro_batch, MicroBatch):
+        raise ValueError(
+            f"lay_out takes one micro-batch, got {type(micro_batch).__name__}; loop over "
+            f"plan.micro_batches(rank)"
+        )
+    token_ids = _rows_of(micro_batch, token_ids, "token_ids")
+    token_mask = None if token_mask is None else _rows_of(micro_batch, token_mask, "token_mask")
+    columns = {
+        name: _rows_of(micro_batch, column, name) for name, column in (columns or {}).items()
+    }
     num_tokens = sum(micro_batch.lengths)
     if token_ids.shape != (num_tokens,):
         raise ValueError(
@@ -201,10 +225,39 @@ def lay_out(
     return replace(batch, micro_batch=micro_batch)
 
 
+def _rows_of(micro_batch: MicroBatch, column: Tensor | Sequence[Tensor], name: str) -> Tensor:
+    """The values of the micro-batch's sequences [T, ...], from all rows of the plan."""
+    if isinstance(column, Tensor):
+        return column
+    if not len(column):
+        raise ValueError(f"{name} must hold the rows that were planned, got none; pass all of them")
+    if not micro_batch.indices:
+        return column[0][:0]
+    last = max(micro_batch.indices)
+    if last >= len(column):
+        raise ValueError(
+            f"{name} must hold all rows that were planned, got {len(column)} for a micro-batch "
+            f"with row {last}; do not take the micro-batch's rows yourself, or concatenate them"
+        )
+    rows = [column[i] for i in micro_batch.indices]
+    for i, row, planned in zip(micro_batch.indices, rows, micro_batch.lengths, strict=True):
+        if len(row) != planned:
+            raise ValueError(
+                f"{name} must hold the rows that were planned, got {len(row)} values in row {i}, "
+                f"which was planned with {planned} tokens; pass all, in the order of the lengths"
+            )
+    return torch.cat(rows)
+
+
 def _check_columns(
     token_ids: Tensor, lengths: ArrayLike, token_mask: Tensor | None
 ) -> tuple[IntArray, Tensor]:
     """The lengths as int64 [N] and the mask as bool [T], once they are known to fit together."""
+    if not isinstance(token_ids, Tensor):
+        raise ValueError(
+            f"token_ids must be one tensor, got {type(token_ids).__name__}; concatenate the "
+            f"sequences with torch.cat"
+        )
     lengths = as_lengths(lengths)
     if not lengths.size or lengths.min() < 1:
         raise ValueError(
@@ -214,7 +267,8 @@ def _check_columns(
     if token_ids.dtype != torch.int64 or token_ids.shape != (lengths.sum(),):
         raise ValueError(
             f"token_ids must be int64 of shape ({lengths.sum()},), the sum of lengths, got "
-            f"{token_ids.dtype} of shape {tuple(token_ids.shape)}; concatenate the sequences"
+            f"{token_ids.dtype} of shape {tuple(token_ids.shape)}; concatenate the sequences, and "
+            f"convert with .long()"
         )
     starts = torch.from_numpy(np.cumsum(lengths) - lengths).to(token_ids.device)
     if token_mask is None:
@@ -235,13 +289,13 @@ def _check_columns(
     return lengths, token_mask
 
 
-def _model_batch(
+def _batch(
     token_ids: Tensor,
     token_mask: Tensor,
     lengths: IntArray,
     slots: IntArray,
     positions: IntArray,
-    spans: tuple[Span, ...] | None,
+    layout: PackLayout | None,
     columns: Mapping[str, Tensor] | None,
     pad_token_id: int,
 ) -> PackedBatch:
@@ -263,7 +317,7 @@ def _model_batch(
     return PackedBatch(
         token_ids=lay(token_ids, pad_token_id),
         position_ids=torch.from_numpy(positions).to(token_ids.device),
-        spans=spans,
+        layout=layout,
         slots=slot_of_token,
         score_positions=slot_of_token[targets - 1],
         labels=token_ids[targets],

@@ -43,25 +43,27 @@ def register_attention(name: str = "burnish_packed", *, backend: Backend | None 
     """Make `attention_forward` an `attn_implementation` of transformers; returns the name.
 
     Then `from_pretrained(..., attn_implementation=name)` or `model.set_attn_implementation(name)`,
-    and `model(**model_kwargs(batch, name))`. Transformers builds no mask under this name: `spans`
-    say who sees whom. Registering a name again replaces its backend, for every model that has it.
+    and `model(**model_kwargs(batch, model))`. Transformers builds no mask under this name: `spans`
+    say who sees whom, and an `attention_mask` with a zero is refused. Registering a name again
+    replaces its backend, for every model that has it.
 
     Raises:
         ValueError: the name is that of another attention.
     """
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     if name in (*BY_POSITION_IDS, *FLASH) or (_registered(name) and not _takes_spans(name)):
         raise ValueError(f"name must be free, got {name!r} of another attention; choose another")
     forward = functools.partial(attention_forward, backend=backend) if backend else None
     AttentionInterface.register(name, forward or attention_forward)
+    AttentionMaskInterface.register(name, _refuse_padding_mask)
     return name
 
 
-def model_kwargs(batch: PackedBatch, attn_implementation: str) -> dict[str, Any]:
+def model_kwargs(batch: PackedBatch, model: nn.Module | str) -> dict[str, Any]:
     """The keyword arguments with which a model treats the sequences of a batch as separate.
 
-    Pass them as they are: `model(**model_kwargs(batch, "sdpa"))`. An `attention_mask`, even of all
+    Pass them as they are: `model(**model_kwargs(batch, model))`. An `attention_mask`, even of all
     ones, or a cache turns transformers' search for sequences in `position_ids` off, and then they
     see each other. Padding needs no mask: it lies behind all tokens of a row or is a span of its
     own, and causal attention does not look there. By attention:
@@ -78,11 +80,12 @@ def model_kwargs(batch: PackedBatch, attn_implementation: str) -> dict[str, Any]
 
     Args:
         batch: packed, or padded rows (`spans` None), on the model's device.
-        attn_implementation: the model's, `model.config._attn_implementation`.
+        model: whose config names its attention; or that name, `attn_implementation`.
 
     Raises:
         ValueError: the attention cannot keep the sequences of this batch apart or is not known.
     """
+    attn_implementation = attention_of(model)
     kwargs: dict[str, Any] = {
         "input_ids": batch.token_ids,
         "position_ids": batch.position_ids,
@@ -90,12 +93,6 @@ def model_kwargs(batch: PackedBatch, attn_implementation: str) -> dict[str, Any]
     }
     if _takes_spans(attn_implementation):
         return {**kwargs, "spans": batch.spans}
-    if attn_implementation not in (*BY_POSITION_IDS, *FLASH):
-        raise ValueError(
-            f"attn_implementation must be one of {', '.join((*BY_POSITION_IDS, *FLASH))} or a name "
-            f"from register_attention, got {attn_implementation!r}; load the model with one of "
-            f"these"
-        )
     kwargs["attention_mask"] = None
     if batch.spans is None:
         return kwargs
@@ -116,11 +113,21 @@ def model_kwargs(batch: PackedBatch, attn_implementation: str) -> dict[str, Any]
     return kwargs
 
 
+def attention_of(model: nn.Module | str) -> str:
+    """The name of the model's attention, known to keep sequences apart; ValueError if it is not."""
+    name = model if isinstance(model, str) else model.config._attn_implementation  # type: ignore[union-attr]
+    if name not in (*BY_POSITION_IDS, *FLASH) and not _takes_spans(str(name)):
+        raise ValueError(
+            f"attn_implementation must be one of {', '.join((*BY_POSITION_IDS, *FLASH))} or a name "
+            f"from register_attention, got {name!r}; load the model with one of these"
+        )
+    return str(name)
+
+
 def check_separate(
     model: nn.Module,
     batch: PackedBatch | None = None,
     *,
-    attn_implementation: str,
     make_kwargs: Callable[[PackedBatch], Mapping[str, Any]] | None = None,
     seed: int = 0,
     tolerance: float | None = None,
@@ -135,9 +142,9 @@ def check_separate(
     Args:
         model: takes and returns what Hugging Face models do: keyword arguments, and an object with
             `logits` or `last_hidden_state` [B, L, ...].
-        batch: what to run; None: four short sequences of random tokens and some fill, packed. To
-            see a window or a chunk of attention go wrong a sequence must be longer than it.
-        attn_implementation: as in `model_kwargs`.
+        batch: what to run; None: short sequences of random tokens and some fill, packed, two of
+            them behind a shared prefix if the attention can. To see a window or a chunk of
+            attention go wrong a sequence must be longer than it.
         make_kwargs: the keyword arguments your own loop makes of a batch, to check these; None:
             `model_kwargs`.
         seed: of the random tokens.
@@ -149,10 +156,11 @@ def check_separate(
         ValueError: nothing can be told: no sequences, or outputs that have another shape, are not
             finite or do not depend on the tokens.
     """
-    make = make_kwargs or functools.partial(model_kwargs, attn_implementation=attn_implementation)
+    make = make_kwargs or functools.partial(model_kwargs, model=model)
+    takes_spans = _takes_spans(attention_of(model))
     vocabulary = model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
     if batch is None:
-        batch = _random_pack(vocabulary, seed, next(model.parameters()).device)
+        batch = _random_pack(vocabulary, seed, takes_spans, next(model.parameters()).device)
     if not batch.lengths:
         raise ValueError("batch must hold a sequence, got an empty one; pass another or None")
     with _undisturbed(model):
@@ -171,13 +179,11 @@ def check_separate(
                 continue
             other = _with_other_tokens(batch, positions, vocabulary, seed)
             after = _outputs(model, other, make(other))
-            _check_unmoved(before, after, changed, limit, attn_implementation)
-        _check_alone(model, batch, before, limit, attn_implementation)
+            _check_unmoved(before, after, changed, limit)
+        _check_alone(model, batch, before, limit)
 
 
-def _check_unmoved(
-    before: list[Tensor], after: list[Tensor], changed: int, limit: float, attention: str
-) -> None:
+def _check_unmoved(before: list[Tensor], after: list[Tensor], changed: int, limit: float) -> None:
     """SequencesNotSeparateError if another sequence than the changed one moved."""
     differences = [_difference(x, y) for x, y in zip(before, after, strict=True)]
     if changed >= 0 and differences[changed] <= limit:
@@ -192,30 +198,28 @@ def _check_unmoved(
             raise SequencesNotSeparateError(
                 f"a sequence's outputs must move with its own tokens only, got sequence {moved} "
                 f"moved by {difference:.3g} (allowed {limit:.3g}) when the tokens of {what} were "
-                f"changed; pass the model exactly model_kwargs(batch, {attention!r}), without "
-                f"attention_mask and cache, with that attention set; if it has state-space, "
-                f"recurrent or convolution layers, give each sequence a row (pad_sequences)",
+                f"changed; pass the model exactly model_kwargs(batch, model), without "
+                f"attention_mask and cache; if it has state-space, recurrent or convolution "
+                f"layers, give each sequence a row (pad_sequences)",
                 changed,
                 moved,
                 difference,
             )
 
 
-def _check_alone(
-    model: nn.Module, batch: PackedBatch, before: list[Tensor], limit: float, attention: str
-) -> None:
+def _check_alone(model: nn.Module, batch: PackedBatch, before: list[Tensor], limit: float) -> None:
     """SequencesNotSeparateError if a sequence gives other outputs alone, in a row of its own."""
     flat = batch.unpack(batch.token_ids)
     for i, token_ids in enumerate(flat.split(list(batch.lengths))):
         row = pad_sequences(token_ids, [len(token_ids)])
-        (alone,) = _outputs(model, row, model_kwargs(row, attention))
+        (alone,) = _outputs(model, row, model_kwargs(row, model))
         difference = _difference(before[i], alone)
         if not difference <= limit:
             raise SequencesNotSeparateError(
                 f"a sequence must give the same outputs in the batch and alone, got sequence {i} "
                 f"apart by {difference:.3g} (allowed {limit:.3g}); let position_ids start again at "
-                f"every sequence, pass the model exactly model_kwargs(batch, {attention!r}) with "
-                f"that attention set, or give each sequence a row (pad_sequences)",
+                f"every sequence, pass the model exactly model_kwargs(batch, model), or give each "
+                f"sequence a row (pad_sequences)",
                 None,
                 i,
                 difference,
@@ -263,11 +267,24 @@ def _with_other_tokens(
     return replace(batch, token_ids=token_ids)
 
 
-def _random_pack(vocabulary: int, seed: int, device: torch.device) -> PackedBatch:
-    lengths = [6, 1, 9, 4]
+def _random_pack(
+    vocabulary: int, seed: int, with_prefix: bool, device: torch.device
+) -> PackedBatch:
+    """Four sequences and fill; with a prefix, two more that begin with the same three tokens."""
+    lengths = [6, 1, 9, 4, 5, 7]
     generator = torch.Generator().manual_seed(seed)
-    token_ids = torch.randint(vocabulary, (sum(lengths),), generator=generator)
-    return pack_sequences(token_ids, lengths, fill_to=24).to(device)
+    rows = [torch.randint(vocabulary, (n,), generator=generator) for n in lengths]
+    if not with_prefix:
+        return pack_sequences(torch.cat(rows[:4]), lengths[:4], fill_to=24).to(device)
+    rows[5][:3] = rows[4][:3]
+    packed = pack_sequences(
+        torch.cat(rows),
+        lengths,
+        prefix_ids=[-1, -1, -1, -1, 0, 0],
+        prefix_lengths=[0, 0, 0, 0, 3, 3],
+        fill_to=32,
+    )
+    return packed.to(device)
 
 
 @contextmanager
@@ -283,6 +300,15 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
         finally:
             for module, training in modes:
                 module.training = training
+
+
+def _refuse_padding_mask(*_: Any, attention_mask: Tensor | None = None, **_unused: Any) -> None:
+    """What transformers asks for a mask under our name: there is none to make."""
+    if attention_mask is not None and not bool(attention_mask.all()):
+        raise ValueError(
+            "attention_mask must have no zeros, got padding; this attention knows it by spans: "
+            "pass exactly model_kwargs(batch, model)"
+        )
 
 
 def _registered(name: str) -> Any:

@@ -43,6 +43,11 @@ class PlannedDataset(Dataset[Any]):
                 "PlannedDataset must get its batches from TokenBudgetBatchSampler, got indices "
                 "without a micro-batch; pass that as batch_sampler, or leave out PlannedDataset"
             )
+        if indices and max(indices) >= len(self.dataset):
+            raise ValueError(
+                f"the data set must have the rows that were planned, got {len(self.dataset)} rows "
+                f"for index {max(indices)}; give the sampler the lengths of this data set"
+            )
         fetch = getattr(self.dataset, "__getitems__", None)
         if fetch is None or not indices:
             return PlannedList([self.dataset[i] for i in indices], micro_batch)
@@ -119,7 +124,12 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         check_positive(num_ranks, "num_ranks")
         _check_index(rank, "rank", num_ranks)
         _check_index(seed, "seed")
-        check_positive(max_tokens, "max_tokens")
+        for name, value in (
+            ("max_tokens", max_tokens),
+            ("pad_multiple", pad_multiple),
+            ("sequence_multiple", sequence_multiple),
+        ):
+            check_positive(value, name)
         if global_batch_size is not None:
             check_positive(global_batch_size, "global_batch_size")
             global_batch_size = int(global_batch_size)
@@ -135,8 +145,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             "mode": mode,
             "global_batch_size": global_batch_size,
             "drop_last": bool(drop_last),
-            "pad_multiple": pad_multiple,
-            "sequence_multiple": sequence_multiple,
+            "pad_multiple": int(pad_multiple),
+            "sequence_multiple": int(sequence_multiple),
             "order": order,
         }
         self._groups, self._shared = as_prefixes(self._lengths, prefix_ids, prefix_lengths)
@@ -232,8 +242,13 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.start = state["num_used"]
 
     def _enter(self, epoch: int) -> None:
-        self._order, self._plan = self._plan_of(epoch)
-        self._epoch = epoch
+        try:
+            self._order, self._plan = self._plan_of(epoch)
+        except ValueError:
+            # A row that does not fit is named by its place in the data set, not in this order.
+            self._planned(np.arange(len(self._lengths)), None)
+            raise
+        self._epoch = int(epoch)
 
     def _plan_of(self, epoch: int) -> tuple[IntArray, MicroBatchPlan]:
         """The rows in the order of an epoch, int64 [N], and their plan."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -20,7 +19,7 @@ from burnish_packing.context_parallel import (
     shard_lengths,
     zigzag_positions,
 )
-from burnish_packing.layout import cu_seqlens, pack_layout
+from burnish_packing.layout import cu_seqlens
 from burnish_packing.torch.batch import PackedBatch
 from burnish_packing.torch.collate import pack_sequences
 
@@ -139,6 +138,11 @@ class MegatronBatch:
         scored, as the first of every sequence.
         """
         self._check_shape(scores, self.token_ids.shape[1], "scores")
+        if scores.ndim != 2:
+            raise ValueError(
+                f"scores must be one number for each position, got shape {tuple(scores.shape)}; "
+                f"unpack other outputs with unpack"
+            )
         return self.packed.scatter(scores.flatten()[self.packed.score_positions])
 
     def packed_seq_params(self, *, padding_apart: bool = True) -> Any:
@@ -240,30 +244,26 @@ def to_megatron(
     *,
     context_parallel_size: int = 1,
     tensor_parallel_size: int = 1,
-    sequence_multiple: int | None = None,
 ) -> MegatronBatch:
     """The Megatron form of a pack, as `pack_sequences`, `lay_out` or `empty_batch` made it.
 
     Args:
-        batch: packed, without shared prefixes.
+        batch: packed, without shared prefixes, its `sequence_multiple` (of the pack or plan) and
+            fill such that every sequence splits into the chunks of the context-parallel ranks, and
+            all of it over all ranks; `context_parallel_multiple` is such a number.
         context_parallel_size, tensor_parallel_size: as in `pack_for_megatron`.
-        sequence_multiple: the one the pack was laid out with; None: the plan's, if it came from
-            one, else `context_parallel_multiple`.
 
     Raises:
         ValueError: rows instead of a pack, shared prefixes, or sequences or a fill that do not
             split over the ranks.
     """
-    if batch.spans is None or any(span.prefix_end > span.prefix_start for span in batch.spans):
+    if batch.layout is None:
         raise ValueError(
-            "Megatron takes packs without shared prefixes, got "
-            f"{'padded rows' if batch.spans is None else 'spans behind a prefix'}; pack the "
-            f"sequences with pack_sequences and without prefix_ids"
+            "Megatron takes packs, got padded rows; pack the sequences with pack_sequences, or "
+            "plan them with mode packed"
         )
     multiple = context_parallel_multiple(context_parallel_size, tensor_parallel_size)
-    if sequence_multiple is None and batch.micro_batch is not None:
-        sequence_multiple = batch.micro_batch.sequence_multiple
-    padded = _padded_lengths(batch, sequence_multiple or multiple, context_parallel_size)
+    padded = shard_lengths(batch.layout, context_parallel_size)
     num_positions = batch.token_ids.shape[1]
     if num_positions % (context_parallel_size * tensor_parallel_size):
         raise ValueError(
@@ -284,24 +284,4 @@ def to_megatron(
         cu_seqlens_padded=torch.from_numpy(cu_seqlens(padded)).to(device),
         padded_lengths=tuple(padded.tolist()),
         context_parallel_size=context_parallel_size,
-    )
-
-
-def _padded_lengths(
-    batch: PackedBatch, sequence_multiple: int, context_parallel_size: int
-) -> IntArray:
-    """Positions of every sequence and of the fill, if any, known to split over the ranks."""
-    num_positions = batch.token_ids.shape[1]
-    if not batch.lengths:  # an empty slot is all fill
-        return shard_lengths(pack_layout([num_positions]), context_parallel_size)
-    lengths = np.array(batch.lengths)
-    used = int((-(-lengths // sequence_multiple) * sequence_multiple).sum())
-    if used <= num_positions:
-        layout = pack_layout(lengths, sequence_multiple=sequence_multiple, fill_to=num_positions)
-        if np.array_equal(layout.slots, batch.slots.cpu().numpy()):
-            return shard_lengths(layout, context_parallel_size)
-    raise ValueError(
-        f"every sequence must be padded to a multiple of {sequence_multiple}, got a pack that was "
-        f"laid out otherwise; pass sequence_multiple={sequence_multiple} to pack_sequences or to "
-        f"the plan, or tell the one it has here"
     )

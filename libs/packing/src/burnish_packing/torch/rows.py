@@ -70,6 +70,15 @@ class PackingCollator:
     pad_token_id: int = 0
 
     def __post_init__(self) -> None:
+        for name, dtypes in (
+            ("columns", self.columns),
+            ("sequence_columns", self.sequence_columns),
+        ):
+            if not isinstance(dtypes, Mapping):
+                raise ValueError(
+                    f"{name} must map names to dtypes, got {type(dtypes).__name__}; pass "
+                    f"{{'advantages': torch.float32}}, say"
+                )
         if self.mode not in (None, "packed", "padded"):
             raise ValueError(f"mode must be packed, padded or None, got {self.mode!r}; choose one")
         check_positive(self.pad_multiple, "pad_multiple")
@@ -169,6 +178,11 @@ class HuggingFaceCollator:
     collator: PackingCollator
     attn_implementation: str
 
+    def __post_init__(self) -> None:
+        from burnish_packing.torch.hugging_face import attention_of
+
+        attention_of(self.attn_implementation)
+
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         from burnish_packing.torch.hugging_face import model_kwargs
 
@@ -180,6 +194,8 @@ class HuggingFaceCollator:
 def _token_columns(rows: Sequence[Row]) -> tuple[str, str | None]:
     """The columns of tokens and of what is trained (None: all) that every row has."""
     forms = []
+    if isinstance(rows, Mapping):
+        raise ValueError("rows must be a list of mappings, got one mapping; pass [row]")
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise ValueError(
@@ -307,6 +323,16 @@ def _joined(values: list[Tensor], dtype: torch.dtype, name: str = "") -> Tensor:
             raise ValueError(
                 f"column {name!r} must be {dtype} as the collator was told, got {value.dtype} in "
                 f"row {i}; convert it, or name another dtype"
+            )
+        converted = value.to(dtype)
+        if dtype.is_floating_point:
+            lost = value.isfinite() & ~converted.isfinite()
+        else:
+            lost = converted != value
+        if lost.any():
+            raise ValueError(
+                f"column {name!r} must fit {dtype} as the collator was told, got "
+                f"{value[lost].flatten()[0]} in row {i}; name a wider dtype"
             )
     if not values:
         return torch.zeros(0, dtype=dtype)
