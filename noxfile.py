@@ -182,6 +182,14 @@ def examples_of_one(session: nox.Session, library: str) -> None:
     session.run("pytest", f"libs/{library}/examples", *session.posargs, env=QUIET)
 
 
+def parity_of_one(session: nox.Session, library: str) -> None:
+    """Compare one library with others that do the same, on the same tensors."""
+    # Not the lock: what is compared with pins its own versions (the extra `parity`).
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "pytest", "pytest-timeout", "-e", f"libs/{library}[parity]")
+    session.run("pytest", f"libs/{library}/parity", *session.posargs, env=QUIET)
+
+
 def register(function: Callable[..., None], library: str, **options: Any) -> None:
     """Make a session of its own, such as `tests(packing)`, from a function and a library."""
     session = functools.partial(function, library=library)
@@ -194,5 +202,7 @@ for library in LIBRARIES:
     register(isolation_of_one, library, tags=[library], reuse_venv=False)
     if existing(f"libs/{library}/examples"):
         register(examples_of_one, library, tags=[library])
+    if existing(f"libs/{library}/parity"):
+        register(parity_of_one, library, tags=[library])
     if existing(f"libs/{library}/benchmarks"):
         register(bench_of_one, library, venv_backend="none")

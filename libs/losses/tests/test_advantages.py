@@ -50,6 +50,25 @@ def test_one_outlier_among_equals_stays_small() -> None:
     assert_equal(advantages, [-1 / math.sqrt(8)] * 7 + [7 / math.sqrt(8)])
 
 
+def test_leave_one_out_of_one_outlier_among_equals_stays_small() -> None:
+    rewards = torch.tensor([0.35] * 7 + [0.95])
+    advantages = group_relative_advantages(
+        rewards, torch.zeros(8, dtype=torch.int64), leave_one_out=True
+    )
+    # 8 / 7 of the advantages above; over the others' own deviation, 0, it would have no bound.
+    assert_equal(advantages, [-math.sqrt(8) / 7] * 7 + [math.sqrt(8)])
+
+
+def test_leave_one_out_by_hand() -> None:
+    rewards = torch.tensor([4.0, 1.0, 1.0])
+    group = torch.zeros(3, dtype=torch.int64)
+    # The others' means are 1, 2.5 and 2.5; the deviation of all is sqrt((4 + 1 + 1) / 2).
+    plain = group_relative_advantages(rewards, group, normalize=False, leave_one_out=True)
+    assert_equal(plain, [3.0, -1.5, -1.5])
+    normalized = group_relative_advantages(rewards, group, leave_one_out=True)
+    assert_equal(normalized, [3 / math.sqrt(3), -1.5 / math.sqrt(3), -1.5 / math.sqrt(3)])
+
+
 def test_rounding_noise_is_not_blown_up() -> None:
     rewards = torch.tensor([0.1 + 0.2, 0.3, 0.3, 0.3], dtype=torch.float64)
     assert rewards[0] != rewards[1]
@@ -60,13 +79,16 @@ def test_rounding_noise_is_not_blown_up() -> None:
 @pytest.mark.parametrize("reward", [0.3, 0.1, 0.0, -7.7, 1e30])
 @pytest.mark.parametrize("size", [3, 8, 10])
 @pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("leave_one_out", [True, False])
 def test_equal_rewards_are_exactly_zero_and_dropped(
-    reward: float, size: int, normalize: bool
+    reward: float, size: int, normalize: bool, leave_one_out: bool
 ) -> None:
     # Ten times 0.1 is not 1 in float64: the mean alone would not be exact.
     rewards = torch.tensor([reward] * size, dtype=torch.float64)
     group = torch.zeros(size, dtype=torch.int64)
-    advantages = group_relative_advantages(rewards, group, normalize=normalize)
+    advantages = group_relative_advantages(
+        rewards, group, normalize=normalize, leave_one_out=leave_one_out
+    )
     assert (advantages == 0).all()
     assert not groups_with_spread(rewards, group).any()
 
@@ -143,3 +165,11 @@ def test_shapes_must_match() -> None:
         group_relative_advantages(torch.zeros(4), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"must all be \[N\]"):
         groups_with_spread(torch.zeros(4), ONE_GROUP, torch.zeros(1).bool())
+
+
+def test_settings_must_be_in_range() -> None:
+    for floor in (0.0, -1.0, NAN, math.inf):
+        with pytest.raises(ValueError, match="relative_floor must be positive"):
+            group_relative_advantages(torch.zeros(4), ONE_GROUP, relative_floor=floor)
+    with pytest.raises(ValueError, match="mask must be bool"):
+        group_relative_advantages(torch.zeros(4), ONE_GROUP, mask=torch.ones(4))

@@ -7,6 +7,7 @@ doing it wrong must not be.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,55 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from burnish_losses import (
+    Aggregate,
     LossOutput,
+    apo_down_pair_loss,
+    apo_zero_pair_loss,
+    bradley_terry_loss,
+    cispo_loss,
     combine_metrics,
     constant_length,
     count,
+    cpo_loss,
+    dapo_loss,
+    distillation_loss,
+    divergence_from_hidden,
+    divergence_from_logits,
+    dpo_loss,
+    dr_grpo_loss,
     finalize,
     grpo_loss,
+    gspo_loss,
+    hinge_pair_loss,
+    icepop_importance,
+    ipo_pair_loss,
+    jensen_shannon,
+    kto_loss,
     logprobs_from_hidden,
+    masked_importance,
+    nll_loss,
+    on_policy_distillation_advantages,
+    orpo_loss,
+    ppo_loss,
+    reinforce_plus_plus_loss,
+    renormalized,
+    reverse_kl,
+    rloo_loss,
+    robust_pair_loss,
+    sapo_loss,
+    sequence_masked_importance,
     sequence_mean,
+    sequence_product,
     sequence_sum,
+    sequence_token_ratio,
+    sigmoid_pair_loss,
+    simpo_loss,
     token_mean,
+    top_k_divergence,
     total,
+    truncated_importance,
+    value_loss,
+    with_tail,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,12 +79,97 @@ def of_logprobs(loss: Callable[..., LossOutput], **settings: object) -> Objectiv
     return lambda outputs, batch: loss(outputs["logprobs"], batch, **settings)
 
 
+def of_logits(aggregate: Aggregate = token_mean, **settings: object) -> Objective:
+    def objective(outputs: Mapping[str, Tensor], batch: Columns) -> LossOutput:
+        teacher, mask = batch["teacher_logits"], batch["token_mask"]
+        divergences = divergence_from_logits(outputs["logits"], teacher, mask, **settings)
+        return distillation_loss(divergences, batch, aggregate=aggregate)
+
+    return objective
+
+
+def distilled_from_hidden(outputs: Mapping[str, Tensor], batch: Columns) -> LossOutput:
+    student = batch["hidden"], outputs["head"]
+    teacher = batch["hidden"], outputs["head"].detach().flip(0)
+    divergences = divergence_from_hidden(*student, *teacher, batch["token_mask"], chunk_tokens=3)
+    return distillation_loss(divergences, batch)
+
+
+def distilled_top_k(support: Callable[[Tensor], Tensor]) -> Objective:
+    def objective(outputs: Mapping[str, Tensor], batch: Columns) -> LossOutput:
+        teacher, ids = batch["teacher_logits"].log_softmax(-1).topk(3)
+        student = outputs["logits"].log_softmax(-1).gather(-1, ids)
+        divergences = top_k_divergence(student, teacher, batch["token_mask"], support=support)
+        return distillation_loss(divergences, batch)
+
+    return objective
+
+
+def distilled_on_policy(outputs: Mapping[str, Tensor], batch: Columns) -> LossOutput:
+    columns = batch["old_logprobs"], batch["reference_logprobs"], batch["token_mask"]
+    advantages = on_policy_distillation_advantages(*columns)
+    return grpo_loss(outputs["logprobs"], {**batch, "advantages": advantages})
+
+
 OBJECTIVES: dict[str, Objective] = {
     "grpo": of_logprobs(grpo_loss, kl_coefficient=0.1),
     "grpo, sequence mean": of_logprobs(grpo_loss, kl_coefficient=0.1, aggregate=sequence_mean),
     "grpo, sequence sum": of_logprobs(grpo_loss, kl_coefficient=0.1, aggregate=sequence_sum),
     "grpo, constant": of_logprobs(grpo_loss, kl_coefficient=0.1, aggregate=constant_length(20)),
     "grpo, token mean": of_logprobs(grpo_loss, aggregate=token_mean),
+    "dr. grpo": of_logprobs(dr_grpo_loss, num_tokens=20),
+    "dapo": of_logprobs(dapo_loss),
+    "gspo": of_logprobs(gspo_loss, clip_low=0.5, clip_high=0.5, kl_coefficient=0.1),
+    "gspo, token": of_logprobs(gspo_loss, clip_low=0.5, clip_high=0.5, ratio=sequence_token_ratio),
+    "cispo": of_logprobs(cispo_loss),
+    "sapo": of_logprobs(sapo_loss),
+    "rloo": of_logprobs(rloo_loss),
+    "reinforce++": of_logprobs(reinforce_plus_plus_loss, kl_coefficient=0.1),
+    "truncated importance": of_logprobs(grpo_loss, importance=truncated_importance),
+    "masked importance": of_logprobs(
+        grpo_loss, importance=partial(masked_importance, level=sequence_product)
+    ),
+    "icepop": of_logprobs(grpo_loss, importance=partial(icepop_importance, low=0.9, high=1.2)),
+    "sequence-masked importance": of_logprobs(
+        grpo_loss, importance=partial(sequence_masked_importance, low=0.9)
+    ),
+    "ppo, entropy and nll": lambda outputs, batch: ppo_loss(
+        outputs["logprobs"],
+        {**batch, "entropies": outputs["entropies"]},
+        entropy_coefficient=0.1,
+        nll_coefficient=0.1,
+    ),
+    "value": lambda outputs, batch: value_loss(outputs["values"], batch),
+    "nll": of_logprobs(nll_loss),
+    "nll, sequence mean": of_logprobs(nll_loss, aggregate=sequence_mean),
+    "dpo": of_logprobs(dpo_loss, beta=0.5),
+    "dpo, smoothed and SFT": of_logprobs(
+        dpo_loss,
+        beta=0.5,
+        pair_loss=partial(sigmoid_pair_loss, label_smoothing=0.1),
+        nll_coefficient=0.3,
+    ),
+    "dpo, robust": of_logprobs(
+        dpo_loss, beta=0.5, pair_loss=partial(robust_pair_loss, label_smoothing=0.1)
+    ),
+    "dpo, hinge": of_logprobs(dpo_loss, beta=0.5, pair_loss=hinge_pair_loss),
+    "dpo, ipo": of_logprobs(dpo_loss, pair_loss=ipo_pair_loss, length_average=True),
+    "dpo, apo zero": of_logprobs(dpo_loss, beta=0.5, pair_loss=apo_zero_pair_loss),
+    "dpo, apo down": of_logprobs(dpo_loss, beta=0.5, pair_loss=apo_down_pair_loss),
+    "cpo": of_logprobs(cpo_loss, beta=0.5),
+    "simpo": of_logprobs(simpo_loss, label_smoothing=0.1),
+    "orpo": of_logprobs(orpo_loss, beta=0.5),
+    "kto": of_logprobs(kto_loss, kl_baseline=0.3, beta=0.5, undesirable_weight=1.5),
+    "bradley-terry": lambda outputs, batch: bradley_terry_loss(
+        outputs["scores"], batch, center_coefficient=0.1
+    ),
+    "distillation, forward KL": of_logits(temperature=1.5),
+    "distillation, reverse KL": of_logits(aggregate=sequence_mean, divergence=reverse_kl),
+    "distillation, Jensen-Shannon": of_logits(divergence=jensen_shannon(0.3)),
+    "distillation, from hidden": distilled_from_hidden,
+    "distillation, top-k with tail": distilled_top_k(with_tail),
+    "distillation, top-k renormalised": distilled_top_k(renormalized),
+    "distillation, on-policy": distilled_on_policy,
 }
 
 
@@ -119,15 +243,24 @@ def outputs_of(parameters: tuple[Tensor, Tensor], batch: Columns) -> Columns:
     head, scalar = parameters
     hidden = batch["hidden"]
     logprobs = logprobs_from_hidden(hidden, head, batch["labels"], chunk_tokens=3)
-    values = hidden @ scalar
+    mask = batch["token_mask"]
+
+    def at_tokens(values: Tensor) -> Tensor:
+        """Of trained tokens only, NaN at the others: 0 * NaN in the backward pass is NaN."""
+        return values.new_full((len(mask), *values.shape[1:]), torch.nan).index_put((mask,), values)
+
+    logits = hidden[mask] @ head.T
+    scores = logits.log_softmax(-1)
     last = batch["cu_seqlens"][1:].long() - 1
     for _ in range(10):  # before the padding
         last = torch.where(batch["token_mask"][last], last, last - 1)
     return {
         "logprobs": logprobs,
-        "values": values,
-        "scores": values[last],
-        "logits": hidden @ head.T,
+        "values": at_tokens(hidden[mask] @ scalar),
+        "entropies": at_tokens(-(scores.exp() * scores).sum(-1)),
+        "scores": hidden[last] @ scalar,
+        "logits": at_tokens(logits),
+        "head": head,
     }
 
 

@@ -5,14 +5,14 @@ import torch
 from burnish_losses import (
     Aggregate,
     LossOutput,
-    clipped_surrogate,
     count,
     finalize,
     grpo_loss,
-    ratio,
+    kl_k3,
     sequence_mean,
     token_mean,
     total,
+    truncated_importance,
 )
 
 OLD = -1.0
@@ -36,18 +36,6 @@ def loss_of(output: LossOutput, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def metrics_of(output: LossOutput, batch: dict[str, torch.Tensor]) -> dict[str, float]:
     return finalize(output.metrics, count(batch))
-
-
-def test_surrogate_by_hand() -> None:
-    ratios = torch.tensor([1.5, 0.5, 1.5, 0.5])
-    advantages = torch.tensor([1.0, 1.0, -2.0, -2.0])
-    losses = clipped_surrogate(ratios, advantages, clip_low=0.2, clip_high=0.4)
-    torch.testing.assert_close(losses, torch.tensor([-1.4, -0.5, 3.0, 1.6]))
-
-
-def test_ratio_by_hand_and_finite() -> None:
-    ratios = ratio(torch.tensor([-1.0, -1.0]), torch.tensor([-2.0, -200.0]))
-    torch.testing.assert_close(ratios, torch.tensor([math.e, math.exp(20) * 180]))
 
 
 def test_token_aggregation_by_hand() -> None:
@@ -81,6 +69,8 @@ def test_metrics_by_hand() -> None:
         {
             "loss/policy": -0.7 / 3,
             "policy/clip_fraction": 2 / 3,
+            "policy/clip_fraction_high": 1 / 3,
+            "policy/clip_fraction_low": 1 / 3,
             "policy/ratio_max": 1.5,
             # k3 of old against new: r - 1 - ln r.
             "policy/approximate_kl": sum(r - 1 - math.log(r) for r in (1.5, 1.1, 0.5)) / 3,
@@ -88,6 +78,11 @@ def test_metrics_by_hand() -> None:
             "mismatch/mean_abs": 0.2,
             "mismatch/max_abs": 0.3,
             "mismatch/mean_ratio": (math.exp(0.1) + math.exp(0.3) + math.exp(0.2)) / 3,
+            "mismatch/mean_sequence_ratio": ((math.exp(0.1) + math.exp(0.3)) / 2 + math.exp(0.2))
+            / 2,
+            "mismatch/max_sequence_ratio": (math.exp(0.1) + math.exp(0.3)) / 2,
+            # exp(d) - d - 1, d = -0.1, 0.3, -0.2.
+            "mismatch/kl": sum(math.exp(d) - d - 1 for d in (-0.1, 0.3, -0.2)) / 3,
         }
     )
 
@@ -117,6 +112,15 @@ def test_kl_term_has_its_weight() -> None:
         grpo_loss(logprobs, batch), batch
     )
     assert difference.item() == pytest.approx(0.5 * (1 - math.log(2)) * (1.5 + 1.1 + 0.5) / 3)
+
+
+def test_the_first_papers_kl_is_plain_k3() -> None:
+    logprobs, batch = two_sequences()
+    batch["reference_logprobs"] = logprobs.detach() + math.log(2)
+    difference = loss_of(grpo_loss(logprobs, batch, kl=kl_k3, kl_coefficient=0.5), batch) - loss_of(
+        grpo_loss(logprobs, batch), batch
+    )
+    assert difference.item() == pytest.approx(0.5 * (1 - math.log(2)))
 
 
 def test_kl_gradient_over_the_whole_vocabulary_is_that_of_reverse_kl() -> None:
@@ -240,7 +244,11 @@ def test_engine_logprob_outside_the_support_touches_only_its_metric() -> None:
         ("token_mask", {}, "must have the column token_mask"),
         ("cu_seqlens", {"aggregate": sequence_mean}, "must have the column cu_seqlens"),
         ("", {"kl_coefficient": 0.1}, "must have the column reference_logprobs"),
-        ("", {"clip_low": -0.2}, "must be 0 or more, got -0.2"),
+        ("", {"clip_low": -0.2}, "clip_low must be 0 or more, got -0.2"),
+        ("", {"kl_coefficient": -0.1}, "kl_coefficient must be 0 or more and finite, got -0.1"),
+        ("", {"entropy_coefficient": 0.1}, "must have the column entropies"),
+        ("", {"nll_coefficient": 0.1}, "must have the column nll_mask"),
+        ("", {"importance": truncated_importance}, "must have the column sampled_logprobs"),
     ],
 )
 def test_wrong_inputs_are_named(drop: str, settings: dict[str, object], message: str) -> None:
@@ -265,9 +273,12 @@ def test_the_mask_is_bool(dtype: torch.dtype) -> None:
         grpo_loss(logprobs, batch)
 
 
-@pytest.mark.parametrize("name", ["clip_low", "clip_high", "kl_coefficient"])
+@pytest.mark.parametrize(
+    "name",
+    ["clip_low", "clip_high", "kl_coefficient", "entropy_coefficient", "nll_coefficient"],
+)
 def test_a_setting_that_is_nan_is_refused(name: str) -> None:
     logprobs, batch = two_sequences()
     batch["reference_logprobs"] = torch.full((5,), OLD)
-    with pytest.raises(ValueError, match=r"must be 0 or more, got .*nan"):
+    with pytest.raises(ValueError, match=r"must be 0 or more.*, got nan"):
         grpo_loss(logprobs, batch, **{name: math.nan})

@@ -1,6 +1,14 @@
 """Post-training losses as pure functions of tensors, exact under any batching."""
 
-from burnish_losses.advantages import group_relative_advantages, groups_with_spread
+from burnish_losses._columns import select
+from burnish_losses.advantages import (
+    gdpo_advantages,
+    group_relative_advantages,
+    groups_with_spread,
+    reinforce_plus_plus_advantages,
+    remax_advantages,
+    rloo_advantages,
+)
 from burnish_losses.aggregate import (
     Aggregate,
     constant_length,
@@ -8,10 +16,71 @@ from burnish_losses.aggregate import (
     sequence_sum,
     token_mean,
 )
-from burnish_losses.diagnostics import logprob_mismatch
-from burnish_losses.kl import kl_k1, kl_k2, kl_k3
+from burnish_losses.diagnostics import (
+    clip_fractions,
+    effective_sample_size,
+    logprob_mismatch,
+    weight_clip_fractions,
+    weight_moments,
+)
+from burnish_losses.distillation import (
+    Divergence,
+    distillation_loss,
+    divergence_from_hidden,
+    divergence_from_logits,
+    forward_kl,
+    jensen_shannon,
+    on_policy_distillation_advantages,
+    renormalized,
+    reverse_kl,
+    top_k_divergence,
+    with_tail,
+)
+from burnish_losses.importance import (
+    Importance,
+    icepop_importance,
+    masked_importance,
+    sequence_masked_importance,
+    truncated_importance,
+)
+from burnish_losses.kl import Kl, kl_k1, kl_k2, kl_k2_off_policy, kl_k3, kl_k3_off_policy
+from burnish_losses.kto import kto_baseline, kto_log_ratio_sum, kto_loss
 from burnish_losses.logprobs import logprobs_from_hidden, logprobs_from_logits
-from burnish_losses.policy_gradient import clipped_surrogate, grpo_loss, ratio
+from burnish_losses.pair_losses import (
+    PairLoss,
+    apo_down_pair_loss,
+    apo_zero_pair_loss,
+    hinge_pair_loss,
+    ipo_pair_loss,
+    robust_pair_loss,
+    sigmoid_pair_loss,
+)
+from burnish_losses.policy_gradient import (
+    Measure,
+    Parts,
+    cispo_loss,
+    dapo_loss,
+    dr_grpo_loss,
+    grpo_loss,
+    gspo_loss,
+    policy_gradient_loss,
+    positive_nll,
+    ppo_loss,
+    reinforce_plus_plus_loss,
+    rloo_loss,
+    sapo_loss,
+)
+from burnish_losses.preference import cpo_loss, dpo_loss, orpo_loss, simpo_loss
+from burnish_losses.ratios import (
+    Level,
+    Ratio,
+    sequence_geometric_mean,
+    sequence_product,
+    sequence_ratio,
+    sequence_token_ratio,
+    token_level,
+    token_ratio,
+)
 from burnish_losses.reduce import (
     Counts,
     LossOutput,
@@ -25,35 +94,136 @@ from burnish_losses.reduce import (
     sequence_sums,
     total,
 )
+from burnish_losses.reward_model import bradley_terry_loss
+from burnish_losses.rewards import (
+    keep_sequences,
+    rescale_rewards,
+    reward_metrics,
+    soft_overlong_penalty,
+)
+from burnish_losses.supervised import nll_loss
+from burnish_losses.surrogates import (
+    Surrogate,
+    cispo_surrogate,
+    clipped_surrogate,
+    reinforce_surrogate,
+    sapo_surrogate,
+)
+from burnish_losses.token_advantages import (
+    Estimates,
+    gae,
+    length_adaptive_lambda,
+    token_rewards,
+    whiten,
+)
+from burnish_losses.value import explained_variance, value_loss
 
 __version__ = "0.2.0"
 
 __all__ = [
     "Aggregate",
     "Counts",
+    "Divergence",
+    "Estimates",
+    "Importance",
+    "Kl",
+    "Level",
     "LossOutput",
+    "Measure",
     "Metric",
+    "PairLoss",
+    "Parts",
+    "Ratio",
+    "Surrogate",
     "Term",
+    "apo_down_pair_loss",
+    "apo_zero_pair_loss",
+    "bradley_terry_loss",
+    "cispo_loss",
+    "cispo_surrogate",
+    "clip_fractions",
     "clipped_surrogate",
     "combine_metrics",
     "constant_length",
     "count",
+    "cpo_loss",
+    "dapo_loss",
+    "distillation_loss",
+    "divergence_from_hidden",
+    "divergence_from_logits",
+    "dpo_loss",
+    "dr_grpo_loss",
+    "effective_sample_size",
+    "explained_variance",
     "finalize",
+    "forward_kl",
+    "gae",
+    "gdpo_advantages",
     "group_relative_advantages",
     "groups_with_spread",
     "grpo_loss",
+    "gspo_loss",
+    "hinge_pair_loss",
+    "icepop_importance",
+    "ipo_pair_loss",
+    "jensen_shannon",
+    "keep_sequences",
     "kl_k1",
     "kl_k2",
+    "kl_k2_off_policy",
     "kl_k3",
+    "kl_k3_off_policy",
+    "kto_baseline",
+    "kto_log_ratio_sum",
+    "kto_loss",
+    "length_adaptive_lambda",
     "logprob_mismatch",
     "logprobs_from_hidden",
     "logprobs_from_logits",
+    "masked_importance",
     "masked_max",
     "masked_sum",
-    "ratio",
+    "nll_loss",
+    "on_policy_distillation_advantages",
+    "orpo_loss",
+    "policy_gradient_loss",
+    "positive_nll",
+    "ppo_loss",
+    "reinforce_plus_plus_advantages",
+    "reinforce_plus_plus_loss",
+    "reinforce_surrogate",
+    "remax_advantages",
+    "renormalized",
+    "rescale_rewards",
+    "reverse_kl",
+    "reward_metrics",
+    "rloo_advantages",
+    "rloo_loss",
+    "robust_pair_loss",
+    "sapo_loss",
+    "sapo_surrogate",
+    "select",
+    "sequence_geometric_mean",
+    "sequence_masked_importance",
     "sequence_mean",
+    "sequence_product",
+    "sequence_ratio",
     "sequence_sum",
     "sequence_sums",
+    "sequence_token_ratio",
+    "sigmoid_pair_loss",
+    "simpo_loss",
+    "soft_overlong_penalty",
+    "token_level",
     "token_mean",
+    "token_ratio",
+    "token_rewards",
+    "top_k_divergence",
     "total",
+    "truncated_importance",
+    "value_loss",
+    "weight_clip_fractions",
+    "weight_moments",
+    "whiten",
+    "with_tail",
 ]
