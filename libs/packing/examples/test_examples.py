@@ -28,7 +28,7 @@ def assert_same(losses: list[float], others: list[float]) -> None:
 def test_a_torch_loop() -> None:
     example = load("torch_loop")
     rows = example.random_rows(64)
-    one_by_one = example.train(rows, mode="fixed", max_tokens=None, micro_batch_size=1)
+    one_by_one = example.train(rows, mode="fixed", micro_batch_size=1)
     assert_same(example.train(rows, mode="packed", max_tokens=256), one_by_one)
     assert_same(example.train(rows, mode="padded", max_tokens=256), one_by_one)
 

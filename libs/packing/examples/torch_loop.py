@@ -4,8 +4,6 @@
 Trains a small transformer twice, one sequence at a time and packed; the losses are the same.
 """
 
-from itertools import groupby
-
 import torch
 from burnish_packing import plan_micro_batches
 from burnish_packing.torch import PackedBatch, lay_out, packed_attention
@@ -29,12 +27,11 @@ def train(rows: list[Tensor], **plan_arguments) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     plan = plan_micro_batches([len(row) for row in rows], global_batch_size=16, **plan_arguments)
     losses = []
-    for _, step in groupby(plan.micro_batches(rank=0), key=lambda m: m.global_batch):
-        micro_batches = list(step)
+    for micro_batches in plan.steps(rank=0):
         num_scored = sum(length - 1 for m in micro_batches for length in m.lengths)
         loss = 0.0
         for micro_batch in micro_batches:
-            batch = lay_out(micro_batch, torch.cat([rows[i] for i in micro_batch.indices]))
+            batch = lay_out(micro_batch, rows)
             logits = model(batch).flatten(0, 1)[batch.score_positions]
             # One division, by the tokens of the whole step: the micro-batches do not matter.
             part = cross_entropy(logits, batch.labels, reduction="sum") / num_scored
@@ -69,7 +66,7 @@ class Transformer(nn.Module):
 
 def main() -> None:
     rows = random_rows(64)
-    one_by_one = train(rows, mode="fixed", max_tokens=None, micro_batch_size=1)
+    one_by_one = train(rows, mode="fixed", micro_batch_size=1)
     packed = train(rows, mode="packed", max_tokens=256)
     for step, (alone, together) in enumerate(zip(one_by_one, packed, strict=True)):
         print(f"step {step}: loss {alone:.6f} one by one, {together:.6f} packed")

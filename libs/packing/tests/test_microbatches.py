@@ -56,14 +56,23 @@ def test_a_rank_without_a_sequence_gets_explicit_empty_slots(mode) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_and_zeros(mode) -> None:
+def test_nothing_is_planned_and_zeros_are_refused(mode) -> None:
     nothing = plan([], mode, num_ranks=2)
     assert nothing.ranks == ((), ())
     assert nothing.num_micro_batches == 0
     assert nothing.metrics()["rank_imbalance"] == 1.0
-    zeros = plan([0, 0, 0, 0], mode, num_ranks=2)
-    assert all(any(rank) for rank in zeros.ranks)
-    assert zeros.metrics()["padding_ratio"] == 0.0
+    with pytest.raises(ValueError, match="at least one token, got length 0 at index 1"):
+        plan([3, 0], mode, num_ranks=2)
+
+
+def test_the_steps_of_a_rank_are_its_global_batches() -> None:
+    result = plan([4, 4, 4, 4, 4], num_ranks=2, max_tokens=4, global_batch_size=4)
+    for rank in range(2):
+        steps = list(result.steps(rank))
+        assert [m.global_batch for step in steps for m in step] == [0, 0, 1]
+        assert [m for step in steps for m in step] == list(result.micro_batches(rank))
+    with pytest.raises(ValueError, match="rank must be one of the plan's 2, got 2"):
+        next(result.steps(2))
 
 
 def test_cost_is_balanced_slot_by_slot() -> None:
@@ -129,7 +138,7 @@ def test_a_sequence_behind_a_prefix_costs_what_it_adds() -> None:
 
 @settings(max_examples=200)
 @given(
-    data=st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 12)), max_size=30),
+    data=st.lists(st.tuples(st.integers(-1, 4), st.integers(1, 12)), max_size=30),
     max_tokens=st.integers(20, 60),
     num_ranks=st.integers(1, 3),
 )
@@ -183,6 +192,42 @@ def test_a_broken_plan_is_refused() -> None:
             MicroBatchPlan.from_json(json.dumps(rest))
     with pytest.raises(ValueError, match=r"\[\] missing and \['rank'\] unknown"):
         MicroBatchPlan.from_json(json.dumps({**fields, "rank": 0}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"ranks": 5}, "ranks must be a list of lists, got 5; plan again"),
+        ({"ranks": []}, "same number of micro-batches"),
+        ({"ranks": [[0], [1]]}, "ranks must be a list of lists, got"),
+        ({"ranks": [[[0.0]], [[1]]]}, "ranks must be integers, got dtype float64"),
+        ({"ranks": [[[True]], [[0]]]}, r"ranks must be integers, got ranks\[0\] = True"),
+        ({"ranks": [[[10**30]], [[1]]]}, "ranks must be integers of 64 bits"),
+        ({"costs": None}, "costs must be a list of lists, got None"),
+        ({"costs": [[None], [1.0]]}, "costs must be finite and >= 0, got None; plan again"),
+        ({"costs": [[-1.0], [1.0]]}, "costs must be finite and >= 0, got -1.0"),
+        ({"costs": [[float("nan")], [1.0]]}, "costs must be finite and >= 0, got nan"),
+        ({"global_batches": 5}, "global_batches must be a list of lists, got 5"),
+        ({"global_batches": [[0]]}, r"global_batches must be pairs of slots, got \[\[0\]\]"),
+        ({"global_batches": [[0, 2]]}, "global batches must be consecutive slots"),
+        ({"dropped": None}, "dropped must be a list or an array of integers, got NoneType"),
+        ({"lengths": [3.0, 4]}, "lengths must be integers, got dtype float64"),
+        ({"lengths": [True, 4]}, r"lengths must be integers, got lengths\[0\] = True"),
+        ({"lengths": [2**62] * 2}, "lengths must sum to at most"),
+        ({"max_tokens": 10**30}, "max_tokens must be at most"),
+        ({"mode": None}, "mode must be one of packed, padded, fixed, got None"),
+        ({"mode": "padded", "sequence_multiple": 2}, "sequence_multiple must come with mode"),
+        (
+            {"mode": "padded", "prefix_ids": [0, 0], "prefix_lengths": [1, 1]},
+            "prefix_ids must come with mode packed",
+        ),
+    ],
+)
+def test_a_plan_of_another_form_is_refused(changed, message) -> None:
+    fields = json.loads(plan([3, 4], num_ranks=2).to_json())
+    assert fields["ranks"] == [[[1]], [[0]]]
+    with pytest.raises(ValueError, match=message):
+        MicroBatchPlan.from_json(json.dumps({**fields, **changed}))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +285,7 @@ def test_a_plan_whose_shared_prefix_makes_it_fit_is_read() -> None:
         ({"lengths": [1], "sequence_multiple": 2.0}, "sequence_multiple must be an integer"),
         (
             {"lengths": [1], "mode": "padded", "sequence_multiple": 2},
-            "sequence_multiple must come with mode packed and without prefix_ids, got 2",
+            "sequence_multiple must come with mode packed, got 2 in mode padded; use pad_multiple",
         ),
         (
             {
@@ -249,7 +294,7 @@ def test_a_plan_whose_shared_prefix_makes_it_fit_is_read() -> None:
                 "prefix_ids": [0],
                 "prefix_lengths": [2],
             },
-            "sequence_multiple must come with mode packed and without prefix_ids, got 2",
+            "sequence_multiple must be 1 with prefix_ids, .* got 2; leave out one",
         ),
         (
             {"lengths": [1] * 6, "units": [7, 7, 3, 3, 5, 5], "global_batch_size": 3},
@@ -257,16 +302,42 @@ def test_a_plan_whose_shared_prefix_makes_it_fit_is_read() -> None:
         ),
         ({"lengths": [1], "units": [1, 2]}, "one entry per sequence, 1, got 2"),
         ({"lengths": [1], "units": [1, 2], "global_batch_size": 1}, "per sequence, 1, got 2"),
-        ({"lengths": [1], "cost": lambda lengths: lengths * np.nan}, r"finite costs \[N\] >= 0"),
+        (
+            {"lengths": [1], "cost": lambda lengths: lengths * np.nan},
+            r"costs \[N\] from 0 to 1e100",
+        ),
         ({"lengths": [1], "micro_batch_size": 2}, "only there, got 2 in mode packed"),
         ({"lengths": [1], "mode": "fixed", "micro_batch_size": None}, "got None in mode fixed"),
         ({"lengths": [1], "max_tokens": None}, "max_tokens must be given in mode packed"),
         ({"lengths": [1], "num_ranks": 0}, "num_ranks must be an integer >= 1, got 0"),
-        ({"lengths": [1], "cost": lambda lengths: lengths - 2.0}, r"finite costs \[N\] >= 0"),
-        ({"lengths": [1, 2], "cost": lambda lengths: lengths.sum()}, r"finite costs \[N\] >= 0"),
+        ({"lengths": [1], "cost": lambda lengths: lengths - 2.0}, r"costs \[N\] from 0 to 1e100"),
+        ({"lengths": [1], "cost": lambda lengths: lengths * 2e307}, r"costs \[N\] from 0 to 1e100"),
+        (
+            {"lengths": [1, 2], "cost": lambda lengths: lengths.sum()},
+            r"costs \[N\] from 0 to 1e100",
+        ),
         (
             {"lengths": [4], "prefix_ids": [0], "prefix_lengths": [2], "mode": "padded"},
-            "prefix_ids must come with mode packed",
+            "prefix_ids must come with mode packed, got mode padded; choose mode packed",
+        ),
+        (
+            {"lengths": [4], "prefix_ids": [0], "prefix_lengths": [2], "units": [0]},
+            "prefix_ids must come without units, got both; leave out units",
+        ),
+        ({"lengths": [1], "cost": "flops"}, r"function of lengths, got 'flops'; .* flops_cost\("),
+        ({"lengths": [1], "mode": ["packed"]}, r"mode must be one of .* got \['packed'\]"),
+        ({"lengths": [1], "order": ["as_given"]}, r"order must be one of .* got \['as_given'\]"),
+        ({"lengths": [1], "max_tokens": 10**30}, "max_tokens must be at most"),
+        ({"lengths": [1], "num_ranks": 10**30}, "num_ranks must be at most"),
+        ({"lengths": [1], "pad_multiple": 2**62}, "pad_multiple must be at most"),
+        ({"lengths": [2**62] * 3}, "lengths must sum to at most"),
+        (
+            {"lengths": [1, 1], "mode": "fixed", "max_tokens": None, "pad_multiple": 2**53},
+            f"padded lengths must sum to at most .* got {2**54}",
+        ),
+        (
+            {"lengths": [2**52] + [1] * 2048, "mode": "fixed", "max_tokens": None},
+            r"times the longest one must be at most 2\*\*62",
         ),
         ({"lengths": [4], "prefix_ids": [0]}, "must come together"),
         ({"lengths": [4], "prefix_ids": [0, 1], "prefix_lengths": [1]}, "1, got 2 and 1"),
@@ -282,3 +353,30 @@ def test_a_plan_whose_shared_prefix_makes_it_fit_is_read() -> None:
 def test_errors_say_what_was_got(arguments, message) -> None:
     with pytest.raises(ValueError, match=message):
         plan(**arguments)
+
+
+def test_there_is_no_rank_between_two() -> None:
+    with pytest.raises(ValueError, match=r"one of the plan's 2, got 0\.5"):
+        plan([3, 4], num_ranks=2).micro_batches(0.5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint64])
+def test_integers_of_numpy_are_integers(mode, kind) -> None:
+    arguments = {"max_tokens": 24, "num_ranks": 2, "pad_multiple": 4, "global_batch_size": 3}
+    if mode == "packed":
+        arguments["sequence_multiple"] = 2
+    if mode == "fixed":
+        arguments["micro_batch_size"] = 2
+    given = {name: kind(value) for name, value in arguments.items()}
+    lengths = [5, 3, 7, 2, 9]
+    assert plan(lengths, mode, **given).to_json() == plan(lengths, mode, **arguments).to_json()
+
+
+def test_counts_beyond_int64_are_summed_exactly() -> None:
+    wide = plan([1] * 600, "fixed", max_tokens=None, micro_batch_size=600, pad_multiple=2**43)
+    assert wide.metrics()["num_model_tokens"] == 600 * 2**43
+    assert MicroBatchPlan.from_json(wide.to_json()) == wide
+    fields = json.loads(wide.to_json())  # as no planner plans it
+    wider = MicroBatchPlan.from_json(json.dumps({**fields, "pad_multiple": 2**53}))
+    assert wider.metrics()["num_model_tokens"] == 600 * 2**53

@@ -21,7 +21,7 @@ def rounded(value, multiple):
 @st.composite
 def arguments(draw) -> dict:
     """Lengths, and options of a plan that are possible for them."""
-    lengths = draw(st.lists(st.integers(0, 20), max_size=40))
+    lengths = draw(st.lists(st.integers(1, 20), max_size=40))
     mode = draw(st.sampled_from(MODES))
     unit_size = draw(st.integers(1, 3))
     power = draw(st.sampled_from([0.0, 1.0, 2.0]))
@@ -158,7 +158,7 @@ def test_a_plan_does_not_depend_on_the_container(options) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    data=st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 12)), max_size=30),
+    data=st.lists(st.tuples(st.integers(-1, 4), st.integers(1, 12)), max_size=30),
     max_tokens=st.integers(20, 60),
     num_ranks=st.integers(1, 3),
     size=st.none() | st.integers(1, 12),
@@ -206,7 +206,7 @@ def cheapest_step(tokens, costs, capacity, num_ranks, num_slots) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    units=st.lists(st.tuples(st.integers(1, 10), st.integers(0, 10)), min_size=1, max_size=6),
+    units=st.lists(st.tuples(st.integers(1, 10), st.integers(1, 10)), min_size=1, max_size=6),
     capacity=st.integers(10, 30),
 )
 def test_no_step_costs_less_than_the_targets_and_none_much_more_than_the_best(

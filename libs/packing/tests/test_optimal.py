@@ -59,7 +59,9 @@ def test_the_bound_is_the_linear_programs(lengths) -> None:
 
 
 def test_bounds_by_hand() -> None:
-    assert (lower_bound([4] * 5, 10), lp_bound([4] * 5, 10)) == (2, 3)  # two share a bin: 2.5
+    assert (lower_bound([4] * 5, 10), lp_bound([4] * 5, 10)) == (3, 3)  # two share a bin: 2.5
+    lengths = [6, 7, 8, 8, 10]  # 39 tokens, no three of them in a bin: 2.5
+    assert (lower_bound(lengths, 20), lp_bound(lengths, 20)) == (2, 3)
     assert lp_bound([7, 7, 7, 4, 4, 4], 10) == 5
     assert (lp_bound([], 10), lp_bound([0, 0], 10), lp_bound([10], 10)) == (0, 1, 1)
 
@@ -82,9 +84,13 @@ def test_bounds_refuse_what_does_not_fit(call) -> None:
         call([3], 0)
 
 
-def test_the_linear_program_refuses_a_capacity_it_cannot_table() -> None:
-    with pytest.raises(ValueError, match="at most 16777216 for this bound, got 16777217; divide"):
-        lp_bound([3], (1 << 24) + 1)
+def test_the_linear_program_refuses_what_it_cannot_table() -> None:
+    with pytest.raises(ValueError, match="capacity at most 16777216, got 1 times 16777217; divide"):
+        lp_bound([1], (1 << 24) + 1)
+    lengths = np.random.default_rng(0).integers(2**20, 2**22, 300)
+    with pytest.raises(ValueError, match=r"must be at most 1073741824 .* got 300 times 16777216;"):
+        lp_bound(lengths, 1 << 24)
+    assert lp_bound([3 << 40] * 7, 10 << 40) == 3  # in multiples of their common divisor
 
 
 @pytest.mark.parametrize("capacity", [2048, 4096, 8192])
@@ -164,5 +170,5 @@ def test_without_scipy_the_error_names_the_extra(monkeypatch) -> None:
     with pytest.raises(ModuleNotFoundError, match=r'pip install "burnish-packing\[optimal\]"'):
         lp_bound([4] * 5, 10)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "burnish-packing\[optimal\]"'):
-        pack([4] * 5, 10, algorithm="optimal")
+        pack([18, 22, 22, 31, 33, 37, 38, 39, 42, 51, 53], 100, algorithm="optimal")
     assert len(pack([5] * 5, 10, algorithm="optimal").bins) == 3  # proven by the other bound

@@ -1,9 +1,8 @@
 """Packings: literal cases, the naive algorithms, rules that hold for all inputs, clear errors."""
 
-import json
-
 import numpy as np
 import pytest
+import torch
 from burnish_packing import Packing, lower_bound, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -164,60 +163,14 @@ def test_a_packing_cannot_be_changed() -> None:
         packing.lengths[0] = 1
 
 
-JSON_NAMES = (
-    "bins",
-    "lengths",
-    "capacity",
-    "lower_bound",
-    "piece_sequences",
-    "piece_starts",
-    "skipped",
-    "truncated",
-    "num_lost_tokens",
-)
-
-
 @pytest.mark.parametrize("too_long", ["skip", "truncate", "split"])
-def test_json_both_ways(too_long) -> None:
-    packing = pack([5, 9, 3, 23, 8, 1], 10, bins_multiple_of=4, too_long=too_long)
-    again = Packing.from_json(packing.to_json())
-    assert contents(again) == contents(packing)
-    for name in JSON_NAMES[1:]:
-        np.testing.assert_array_equal(getattr(again, name), getattr(packing, name))
-    assert again.metrics() == packing.metrics()
-    with pytest.raises(ValueError, match="read-only"):
-        again.bins[0][0] = 1
-
-
-def test_json_of_another_version_or_without_a_field_is_refused() -> None:
-    fields = json.loads(pack([5, 9, 3, 3, 8, 1], 10).to_json())
-    with pytest.raises(ValueError, match="schema_version 2, got 1; write it again"):
-        Packing.from_json(json.dumps({**fields, "schema_version": 1}))
-    for name in JSON_NAMES:
-        rest = {key: value for key, value in fields.items() if key != name}
-        with pytest.raises(ValueError, match=rf"got one with \['{name}'\] missing"):
-            Packing.from_json(json.dumps(rest))
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"bins": [[0, 0, 1, 2, 3, 4]]}, "each of 6 sequences once"),
-        ({"bins": [[0, 1, 2, 3, 4, 5]]}, "capacity = 10, got 29 tokens"),
-        ({"capacity": 10.5}, "capacity must be an integer >= 1, got 10.5"),
-        ({"skipped": [0]}, "each of 6 sequences once"),
-        ({"skipped": [9]}, "make up its sequences"),
-        ({"truncated": [-1]}, "make up its sequences"),
-        ({"piece_sequences": [0, 1, 2, 3, 4, 4]}, "make up its sequences, got 6 pieces of 5"),
-        ({"piece_starts": [0, 0, 1, 0, 0, 0]}, "make up its sequences"),
-        ({"lengths": [5, 9, 3, 3, 8]}, "make up its sequences"),
-        ({"lengths": [5, 9, 3, 3, 8, -1]}, r"got lengths\[5\] = -1"),
-    ],
-)
-def test_a_broken_packing_is_refused(changed, message) -> None:
-    fields = json.loads(pack([5, 9, 3, 3, 8, 1], 10).to_json())
-    with pytest.raises(ValueError, match=message):
-        Packing.from_json(json.dumps({**fields, **changed}))
+def test_no_array_of_a_packing_can_be_made_writable(too_long) -> None:
+    packing = pack([5, 9, 3, 23, 8, 1], 10, too_long=too_long)
+    for one in (packing, Packing.from_json(packing.to_json())):
+        names = ("lengths", "piece_sequences", "piece_starts", "skipped", "truncated")
+        for array in (*(getattr(one, name) for name in names), *one.bins):
+            with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+                array.flags.writeable = True
 
 
 def test_what_is_too_long_is_skipped() -> None:
@@ -313,35 +266,26 @@ def test_a_million_bins_share_their_memory() -> None:
     assert all(b.base is packing.bins[0].base for b in packing.bins)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"lengths": [3, 21], "capacity": 20}, "capacity 20, got 21 tokens .* at index 1"),
-        ({"lengths": [3, -1], "capacity": 20}, r"got lengths\[1\] = -1"),
-        ({"lengths": [3.0, 2.5], "capacity": 20}, "lengths must be integers, got dtype float64"),
-        ({"lengths": [[3]], "capacity": 20}, r"one-dimensional, got shape \(1, 1\)"),
-        ({"lengths": [True], "capacity": 20}, "integers, got dtype bool"),
-        ({"lengths": [3], "capacity": 0}, "capacity must be an integer >= 1, got 0"),
-        ({"lengths": [3], "capacity": 8.5}, "capacity must be an integer >= 1, got 8.5"),
-        ({"lengths": [3], "capacity": 9, "min_bins": 0}, "min_bins must be an integer >= 1"),
-        ({"lengths": [3], "capacity": 9, "algorithm": "best"}, "got 'best'; choose one"),
-        ({"lengths": [3], "capacity": 9, "too_long": "cut"}, "truncate, split, got 'cut'"),
-        ({"lengths": [3], "capacity": 9, "max_sequences_per_bin": 0}, "max_sequences_per_bin must"),
-        ({"lengths": 3, "capacity": 9}, r"one-dimensional, got shape \(\)"),
-        ({"lengths": [float("nan")], "capacity": 9}, "integers, got dtype float64"),
-        ({"lengths": ["3"], "capacity": 9}, "integers, got dtype"),
-        ({"lengths": [3], "capacity": True}, "capacity must be an integer >= 1, got True"),
-        ({"lengths": [3], "capacity": 9, "units": [1, 2]}, "one entry per sequence, 1, got 2"),
-        (
-            {"lengths": [1, 9, 9], "capacity": 10, "units": [0, 7, 7]},
-            "got 18 tokens for the unit of 2 sequences that begins at index 1",
-        ),
-        (
-            {"lengths": [1, 1], "capacity": 9, "units": [0, 0], "max_sequences_per_bin": 1},
-            "capacity 9 and 1 sequences, got 2 tokens for the unit of 2",
-        ),
-    ],
-)
-def test_errors_say_what_was_got(arguments, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        pack(**arguments)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_largest_numbers_are_packed_exactly(algorithm) -> None:
+    # Two halves and a token are one token too many for a bin of 2**52, as float32 would not see.
+    half = 2**51
+    packing = pack([half, half, 1, half - 1], 2**52, algorithm=algorithm, seed=0)
+    assert len(packing.bins) == packing.lower_bound == 2
+    assert sorted(int(packing.lengths[b].sum()) for b in packing.bins)[-1] <= 2**52
+    assert packing.metrics()["num_tokens"] == 3 * half
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    arguments = {"min_bins": 2, "bins_multiple_of": 2, "max_sequences_per_bin": 3}
+    expected = pack([5, 9, 3, 3, 8, 1], 10, **arguments)
+    for kind in (np.uint8, np.int8, np.uint64):
+        given = {name: kind(value) for name, value in arguments.items()}
+        packing = pack([5, 9, 3, 3, 8, 1], kind(10), **given)
+        assert contents(packing) == contents(expected)
+        assert packing.to_json() == expected.to_json()
+
+
+@pytest.mark.parametrize("container", [range, lambda n: torch.arange(n, dtype=torch.int16)])
+def test_other_containers_of_integers_are_read(container) -> None:
+    assert contents(pack(container(4), 10)) == [[0, 1, 2, 3]]

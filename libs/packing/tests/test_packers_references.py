@@ -159,6 +159,42 @@ def test_a_bin_that_had_too_few_seats_for_one_unit_is_open_to_the_next() -> None
     assert bins.tolist() == [0, 1, 0]
 
 
+def test_next_fit_keeps_the_order_of_split_sequences() -> None:
+    packing = pack([15, 5, 5], 10, algorithm="next_fit", too_long="split")
+    segments = [packing.segments(k).tolist() for k in range(len(packing.bins))]
+    assert segments == [[[0, 0, 10]], [[0, 10, 15], [1, 0, 5]], [[2, 0, 5]]]
+    again = Packing.from_json(packing.to_json())
+    assert [b.tolist() for b in again.bins] == [b.tolist() for b in packing.bins]
+
+
+def test_next_fit_keeps_the_order_where_bins_are_divided() -> None:
+    packing = pack([5, 5, 5, 5], 10, algorithm="next_fit", min_bins=4)
+    assert [b.tolist() for b in packing.bins] == [[0], [1], [2], [3]]
+    packing = pack([1, 1, 5, 15], 10, algorithm="next_fit", too_long="split", bins_multiple_of=4)
+    assert [b.tolist() for b in packing.bins] == [[0, 1], [2], [3], [4]]
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=40),
+    st.sampled_from(["split", "truncate", "skip"]),
+    st.integers(1, 12),
+    st.integers(1, 5) | st.none(),
+)
+def test_next_fit_keeps_the_order(lengths, too_long, min_bins, seats) -> None:
+    packing = pack(
+        lengths,
+        24,
+        algorithm="next_fit",
+        too_long=too_long,
+        min_bins=min_bins,
+        max_sequences_per_bin=seats,
+    )
+    held = [segment for k in range(len(packing.bins)) for segment in packing.segments(k).tolist()]
+    assert held == sorted(held)
+    again = Packing.from_json(packing.to_json())
+    assert [b.tolist() for b in again.bins] == [b.tolist() for b in packing.bins]
+
+
 def test_a_shuffle_is_the_same_in_another_process() -> None:
     code = (
         "import numpy as np; from burnish_packing import pack;"

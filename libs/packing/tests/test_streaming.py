@@ -132,6 +132,87 @@ def test_a_state_of_other_settings_or_versions_is_refused() -> None:
         StreamPacker(10).load_state_dict({})
 
 
+def changed_state(**changed) -> dict:
+    """The state of a packer of capacity 10 that holds items of 3 and 8, with a change."""
+    packer: StreamPacker[list[int]] = StreamPacker(10, buffer_size=3, max_sequences_per_bin=3)
+    for item in sequences_of([3, 8]):
+        packer.add(item)
+    return {**json.loads(json.dumps(packer.state_dict())), **changed}
+
+
+ONE = {"number": 0, "room": 7, "items": [[0, 1, 2]]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"open_bins": [{**ONE, "room": 99}]}, "got room 99 beside 3 tokens; save the state"),
+        ({"open_bins": [{**ONE, "room": "7"}]}, "got room '7' beside 3 tokens"),
+        ({"open_bins": [{**ONE, "room": 0, "items": [[1] * 10]}]}, "got room 0 beside 10 tokens"),
+        ({"open_bins": [{**ONE, "items": []}]}, "the bins of a state must be lists of items"),
+        ({"open_bins": [{**ONE, "items": [[0]] * 3}]}, "the bins of a state must be lists of"),
+        ({"open_bins": [{"number": 0, "room": 7}]}, "the bins of a state must be lists of items"),
+        ({"open_bins": None}, "the bins of a state must be lists of items"),
+        ({"open_bins": [{**ONE, "number": 7}]}, "number of an open bin must be .* 0 to 1, got 7"),
+        ({"open_bins": [ONE, ONE]}, r"different numbers, got \[0, 0\]"),
+        ({"ready_bins": [[]]}, "the bins of a state must be lists of items"),
+        ({"ready_bins": [[[1] * 11]]}, "ready bins of a state must hold at most 10 tokens, got 11"),
+        ({"num_items": -1}, "num_items must be an integer from 0 to .* got -1; save the state"),
+        ({"num_tokens": True}, "num_tokens must be an integer from 0 to .* got True"),
+        ({"num_opened": None}, "num_opened must be an integer from 0 to .* got None"),
+    ],
+)
+def test_a_broken_state_is_refused_and_changes_nothing(changed, message) -> None:
+    packer: StreamPacker[list[int]] = StreamPacker(10, buffer_size=3, max_sequences_per_bin=3)
+    packer.add([1])
+    before = packer.state_dict()
+    with pytest.raises(ValueError, match=message):
+        packer.load_state_dict(changed_state(**changed))
+    assert packer.state_dict() == before
+    packer.load_state_dict(changed_state())
+    assert [list(map(len, content)) for content in packer.flush()] == [[3], [8]]
+
+
+def test_a_state_without_a_field_is_refused_and_changes_nothing() -> None:
+    packer: StreamPacker[list[int]] = StreamPacker(10, buffer_size=3, max_sequences_per_bin=3)
+    before = packer.state_dict()
+    for name in before.keys() - {"schema_version"}:
+        state = changed_state()
+        del state[name]
+        with pytest.raises(ValueError, match=rf"got \['{name}'\] missing; save the state again"):
+            packer.load_state_dict(state)
+        assert packer.state_dict() == before
+
+
+def test_a_state_is_plain_whatever_the_integers_were() -> None:
+    packer: StreamPacker[list[int]] = StreamPacker(
+        np.int64(10), buffer_size=np.int32(4), max_sequences_per_bin=np.int64(3)
+    )
+    state = json.loads(json.dumps(packer.state_dict()))
+    StreamPacker(10, buffer_size=4, max_sequences_per_bin=3).load_state_dict(state)
+
+
+def test_bins_that_wait_are_not_counted_as_given_out() -> None:
+    packer: StreamPacker[list[int]] = StreamPacker(2, too_long="split")
+    bins = packer.pack([[1, 2, 3, 4, 5]])  # two full bins at once, and one of a token
+    assert packer.metrics()["num_bins"] == 0
+    next(bins)
+    assert (packer.num_bins, packer.num_tokens) == (1, 2)
+    assert len(packer.state_dict()["ready_bins"]) == 1
+    assert list(bins) == [[[3, 4]], [[5]]]
+    assert (packer.num_bins, packer.num_tokens) == (3, 5)
+
+
+@pytest.mark.parametrize("too_long", ["truncate", "split"])
+def test_a_cut_that_returns_more_or_less_is_refused(too_long) -> None:
+    for cut, length in ((lambda row, start, end: row, 3), (lambda row, start, end: row[:1], 1)):
+        packer: StreamPacker[list[int]] = StreamPacker(2, too_long=too_long, cut=cut)
+        before = packer.state_dict()
+        with pytest.raises(ValueError, match=f"2 tokens from 0 to 2, got {length} at item 0; corr"):
+            packer.add([1, 2, 3])
+        assert packer.state_dict() == before
+
+
 def test_what_is_too_long() -> None:
     rows = [[1, 2, 3], list(range(10, 19)), [4]]  # 9 tokens for 4
     with pytest.raises(ValueError, match="capacity 4, got 9 tokens for item 1; raise"):
@@ -198,6 +279,8 @@ def test_zero_lengths_and_nothing() -> None:
         ([{}], {}, "columns of an item must be equally long"),
         (["text"], {}, "got str; tokenise it first"),
         ([3], {}, "got int; tokenise it first"),
+        ([np.array(3)], {}, "got ndarray; tokenise it first"),
+        ([{"a": np.array(3)}], {}, "got lengths {} of columns"),
         ([[1]], {"length": lambda item: -1}, "integer >= 0, got -1 at item 0"),
         ([[1]], {"length": lambda item: 1.0}, "integer >= 0, got 1.0 at item 0"),
         (
@@ -209,6 +292,8 @@ def test_zero_lengths_and_nothing() -> None:
         ([], {"buffer_size": 0}, "buffer_size must be an integer >= 1, got 0"),
         ([], {"max_sequences_per_bin": 0}, "max_sequences_per_bin must be an integer >= 1"),
         ([], {"too_long": "drop"}, "one of error, skip, truncate, split, got 'drop'"),
+        ([], {"too_long": np.array(["skip", "split"])}, "split, got array"),
+        ([], {"capacity": 10**30}, "capacity must be at most"),
     ],
 )
 def test_errors_say_what_was_got(items, arguments, message) -> None:

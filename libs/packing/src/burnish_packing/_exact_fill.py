@@ -50,8 +50,11 @@ def exact_fillings(
         fillings.append(([(index_of[w], n) for w, n in filling.items()], times))
         for length, count in filling.items():
             stock[length] -= times * count
-        gone = [length for length in filling if not stock[length]]
-        left = np.delete(left, np.searchsorted(left, gone))
+        for length in filling:
+            if not stock[length]:
+                gone = int(left.searchsorted(length))
+                left[gone:-1] = left[gone + 1 :]
+                left = left[:-1]
     return fillings, stock
 
 
@@ -82,7 +85,8 @@ def _fullest(
         used[taken] += 1
         room -= taken
         seats -= 1
-        if used[taken] == stock[taken]:
+        left = left[: int(left.searchsorted(room, "right"))]  # a view, before it is copied
+        if used[taken] == stock[taken] and at < len(left):
             left = np.delete(left, at)
     return content if room < best_room else best
 
@@ -96,7 +100,9 @@ def _best_tail(
         fitting = int(left.searchsorted(room, "right"))
         for first in left[max(fitting - _ALTERNATIVES, 0) : fitting][::-1].tolist():
             used[first] += 1
-            others = left[left != first] if used[first] == stock[first] else left
+            others = left[: int(left.searchsorted(room - first, "right"))]  # few, as a rule
+            if used[first] == stock[first]:
+                others = others[others != first]
             pair, rest = _best_pair(others, stock, used, room - first, seats - 1)
             used[first] -= 1
             if rest < slack:

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from burnish_packing._checks import IntArray
+from burnish_packing._pieces import group_units
 from burnish_packing._plan_arguments import Mode, Order
 from burnish_packing.balance import balance_slots, cut_layers
 from burnish_packing.costs import Cost
-from burnish_packing.packers import group_units, pack, split_by_label
+from burnish_packing.packers import pack, split_by_label
 
 Slots = list[list[IntArray]]
 Costs = list[list[float]]
@@ -223,11 +224,12 @@ def _sum_sharing(
 
 
 def checked_costs(cost: Cost, lengths: IntArray) -> NDArray[np.float64]:
-    """float64 [N]: the costs of lengths [N]; ValueError unless all are finite and >= 0."""
+    """float64 [N]: the costs of lengths [N]; ValueError unless all are from 0 to 1e100."""
     costs = np.asarray(cost(lengths), np.float64)
-    if costs.shape != lengths.shape or not (np.isfinite(costs) & (costs >= 0)).all():
+    # Their sums and squares must be finite, too.
+    if costs.shape != lengths.shape or not ((costs >= 0) & (costs <= 1e100)).all():
         raise ValueError(
-            f"cost must map lengths [N] to finite costs [N] >= 0, got {costs} for {lengths}; "
+            f"cost must map lengths [N] to costs [N] from 0 to 1e100, got {costs} for {lengths}; "
             f"correct the cost function"
         )
     return costs

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from burnish_packing._checks import IntArray, as_integers
+from burnish_packing._checks import MAX_TOKENS, IntArray, as_integers, check_count, shown
 
 TooLong = Literal["error", "skip", "truncate", "split"]
 TOO_LONG: tuple[str, ...] = get_args(TooLong)
@@ -15,14 +15,10 @@ TOO_LONG: tuple[str, ...] = get_args(TooLong)
 
 def check_choice(value: str, choices: Sequence[str], name: str) -> None:
     """ValueError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}; choose one")
-
-
-def read_only(array: IntArray) -> IntArray:
-    """The same array, not to be written to."""
-    array.flags.writeable = False
-    return array
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(
+            f"{name} must be one of {', '.join(choices)}, got {shown(value)}; choose one"
+        )
 
 
 @dataclass(frozen=True)
@@ -149,12 +145,29 @@ def _check_units_fit(
         return
     unit = int(np.argmax(too_big))
     index = int(np.flatnonzero(unit_of == unit)[0])
-    what = f"the unit of {sizes[unit]} sequences that begins" if has_units else "the sequence"
-    limit = f" and {max_sequences} sequences" if sizes[unit] > max_sequences else ""
+    if tokens[unit] <= capacity:
+        raise ValueError(
+            f"every unit must have at most max_sequences_per_bin = {max_sequences} sequences, got "
+            f"{sizes[unit]} in the unit that begins at index {index}; raise max_sequences_per_bin, "
+            f"drop the unit or choose too_long skip"
+        )
+    several = has_units and sizes[unit] > 1
+    what = f"the unit of {sizes[unit]} sequences that begins" if several else "the sequence"
+    remedy = "too_long skip" if several else "too_long"
     raise ValueError(
-        f"every sequence must fit a bin of capacity {capacity}{limit}, got {tokens[unit]} tokens "
-        f"for {what} at index {index}; raise the capacity, drop it or choose too_long"
+        f"every sequence must fit a bin of capacity {capacity}, got {tokens[unit]} tokens for "
+        f"{what} at index {index}; raise the capacity, drop it or choose {remedy}"
     )
+
+
+def check_sort_keys(tokens: IntArray, sizes: IntArray) -> None:
+    """ValueError where `_heuristics.classes_of`, which sorts by tokens x sizes, would overflow."""
+    largest = int(tokens.max(initial=0)) * int(sizes.max(initial=1))
+    if largest > 2**62:
+        raise ValueError(
+            f"the tokens of the largest unit times the sequences of the largest must be at most "
+            f"2**62, got {largest}; divide the units"
+        )
 
 
 def check_pieces(
@@ -169,9 +182,9 @@ def check_pieces(
     dropped = np.concatenate([skipped, truncated])
     continued = sequences[num_sequences:]
     is_sound = (
-        len(sequences) == len(starts) == num_pieces
+        len(sequences) == len(starts) == num_pieces >= num_sequences
         and np.array_equal(sequences[:num_sequences], np.arange(num_sequences))
-        and bool((np.diff(continued) >= 0).all())
+        and bool(((continued >= 0) & (np.diff(continued, prepend=0) >= 0)).all())
         and len(np.unique(dropped)) == len(dropped)
         and bool(((dropped >= 0) & (dropped < num_sequences)).all())
         and not np.isin(continued, dropped).any()
@@ -186,3 +199,22 @@ def check_pieces(
             f"the pieces of a packing must make up its sequences, got {num_pieces} pieces of "
             f"{num_sequences} sequences with some missing, doubled or out of order; pack again"
         )
+
+
+def check_lost(
+    num_lost_tokens: Any, lengths: IntArray, skipped: IntArray, truncated: IntArray, capacity: int
+) -> int:
+    """The same; ValueError unless so many tokens can be lost with these sequences of a packing."""
+    for array, name in ((skipped, "skipped"), (truncated, "truncated")):
+        if not (np.diff(array) > 0).all():
+            raise ValueError(f"{name} must ascend, got {shown(array.tolist())}; pack again")
+    short = truncated[lengths[truncated] != capacity]
+    if short.size:
+        raise ValueError(
+            f"a truncated sequence must have kept {capacity} tokens, the capacity, got "
+            f"{lengths[short[0]]} of sequence {short[0]}; pack again"
+        )
+    # A skipped sequence loses the tokens that its length says, a truncated one at least one more.
+    least = int(lengths[skipped].sum()) + len(truncated)
+    most = MAX_TOKENS if len(truncated) else least
+    return check_count(num_lost_tokens, least, most, "num_lost_tokens", "pack again")

@@ -1,32 +1,37 @@
 """The arguments of a plan: which values go together, and which sequences make a global batch."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from burnish_packing._checks import IntArray, as_integers, check_positive
+from burnish_packing._checks import IntArray, as_integers, check_positive, check_total, shown
+from burnish_packing._pieces import check_choice
 from burnish_packing.layout import round_up
 
 Mode = Literal["packed", "padded", "fixed"]
 Order = Literal["as_given", "largest_first"]
 
 
-def check_names(mode: str, order: str) -> None:
-    if mode not in get_args(Mode):
-        raise ValueError(f"mode must be packed, padded or fixed, got {mode!r}; choose one")
-    if order not in get_args(Order):
-        raise ValueError(f"order must be as_given or largest_first, got {order!r}; choose one")
+def check_names(mode: str, order: str, cost: Any) -> None:
+    check_choice(mode, get_args(Mode), "mode")
+    check_choice(order, get_args(Order), "order")
+    if not callable(cost):
+        raise ValueError(
+            f"cost must be a function of lengths, got {shown(cost)}; pass token_cost, "
+            f"flops_cost(...) or a function of your own"
+        )
 
 
-def check_numbers(
+def checked_numbers(
     max_tokens: int | None,
     num_ranks: int,
     mode: str,
     micro_batch_size: int | None,
     pad_multiple: int,
     sequence_multiple: int,
-) -> None:
+) -> tuple[int | None, int, int | None, int, int]:
+    """All but the mode, as plain integers: those of numpy wrap around, or make floats of int64."""
     if (mode == "fixed") != (micro_batch_size is not None):
         raise ValueError(
             f"micro_batch_size must be given in mode fixed and only there, got {micro_batch_size} "
@@ -34,44 +39,69 @@ def check_numbers(
         )
     if mode != "fixed" and max_tokens is None:
         raise ValueError(f"max_tokens must be given in mode {mode}, got None; pass the budget")
-    check_positive(num_ranks, "num_ranks")
-    check_positive(pad_multiple, "pad_multiple")
-    check_positive(sequence_multiple, "sequence_multiple")
-    if max_tokens is not None:
-        check_positive(max_tokens, "max_tokens")
-    if micro_batch_size is not None:
-        check_positive(micro_batch_size, "micro_batch_size")
+    return (
+        None if max_tokens is None else check_positive(max_tokens, "max_tokens"),
+        check_positive(num_ranks, "num_ranks"),
+        None if micro_batch_size is None else check_positive(micro_batch_size, "micro_batch_size"),
+        check_positive(pad_multiple, "pad_multiple"),
+        check_positive(sequence_multiple, "sequence_multiple"),
+    )
 
 
-def check_grouping(
+def checked_grouping(
     mode: str,
     units: ArrayLike | None,
     prefix_ids: ArrayLike | None,
     sequence_multiple: int,
     global_batch_size: int | None,
     drop_last: bool,
-) -> None:
-    if prefix_ids is not None and (mode != "packed" or units is not None):
+) -> int | None:
+    """global_batch_size as a plain integer; ValueError for what does not go together."""
+    if prefix_ids is not None and mode != "packed":
         raise ValueError(
-            f"prefix_ids must come with mode packed and without units, got mode {mode}; leave out "
-            f"units (a group stays together as far as it fits) or prefix_ids"
+            f"prefix_ids must come with mode packed, got mode {mode}; choose mode packed or leave "
+            f"out prefix_ids and prefix_lengths"
         )
-    if sequence_multiple > 1 and (mode != "packed" or prefix_ids is not None):
+    if prefix_ids is not None and units is not None:
         raise ValueError(
-            f"sequence_multiple must come with mode packed and without prefix_ids, got "
-            f"{sequence_multiple} in mode {mode}; use pad_multiple for rows, or leave out prefixes"
+            "prefix_ids must come without units, got both; leave out units (a group of one prefix "
+            "stays together as far as it fits) or the prefixes"
+        )
+    if sequence_multiple > 1 and mode != "packed":
+        raise ValueError(
+            f"sequence_multiple must come with mode packed, got {sequence_multiple} in mode "
+            f"{mode}; use pad_multiple, which fills up the rows"
+        )
+    if sequence_multiple > 1 and prefix_ids is not None:
+        raise ValueError(
+            f"sequence_multiple must be 1 with prefix_ids, whose sequences share positions, got "
+            f"{sequence_multiple}; leave out one of them"
         )
     if global_batch_size is not None:
-        check_positive(global_batch_size, "global_batch_size")
-    elif drop_last:
+        return check_positive(global_batch_size, "global_batch_size")
+    if drop_last:
         raise ValueError("drop_last must come with global_batch_size, got None; pass its size")
+    return None
 
 
 def check_lengths(
     lengths: IntArray, max_tokens: int | None, pad_multiple: int, sequence_multiple: int
 ) -> None:
-    """ValueError naming the first sequence that no micro-batch can hold."""
+    """ValueError naming the first sequence that no micro-batch can hold, or for too many tokens."""
+    if (lengths < 1).any():
+        i = int(np.flatnonzero(lengths < 1)[0])
+        raise ValueError(
+            f"every sequence must have at least one token, got length {lengths[i]} at index {i}; "
+            f"leave it out of the plan"
+        )
     padded = round_up(round_up(lengths, sequence_multiple), pad_multiple)
+    check_total(padded, "padded lengths")
+    most = int(padded.max(initial=0)) * len(padded)  # more than the positions of any shape
+    if most > 2**62:
+        raise ValueError(
+            f"the number of sequences times the longest one must be at most 2**62, got {most}; "
+            f"plan fewer sequences at a time, or cut the longest"
+        )
     if max_tokens is not None and (padded > max_tokens).any():
         i = int(np.flatnonzero(padded > max_tokens)[0])
         multiples = f"pad_multiple {pad_multiple}"
@@ -81,6 +111,13 @@ def check_lengths(
             f"every sequence must fit max_tokens = {max_tokens}, got length {lengths[i]}, padded "
             f"{padded[i]} ({multiples}), at index {i}; raise max_tokens or drop it"
         )
+
+
+def count_kept(num_sequences: int, global_batch_size: int | None, drop_last: bool) -> int:
+    """Sequences without those of the last global batch, if it is short and to be dropped."""
+    if not drop_last or global_batch_size is None:
+        return num_sequences
+    return num_sequences - num_sequences % global_batch_size
 
 
 def blocks(num_sequences: int, global_batch_size: int | None) -> list[tuple[int, int]]:

@@ -4,11 +4,12 @@ A slot is what all ranks run at one time, one bin each. They wait for each other
 a step costs the sum over its slots of the costliest bin, and bins need be equal only inside a slot.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from burnish_packing._checks import IntArray
 
@@ -19,28 +20,40 @@ _CLOSE = 1e-3  # bins of a slot that differ by less, relative to their mean, are
 _SWAP_CANDIDATES = (64, 1024)  # units of the costliest bin, and of its slot, that a swap looks at
 
 
-def spread(bins: list[IntArray], num_bins: int, costs: ArrayLike) -> list[IntArray]:
+def spread(bins: list[IntArray], num_bins: int, costs: IntArray) -> list[IntArray]:
     """Divide the costliest bins of several members until there are `num_bins`; then add empty ones.
 
     A bin is cut where its halves are closest in cost; members keep their order.
     """
     if len(bins) >= num_bins:
         return bins
-    costs = np.asarray(costs)
-    bins = list(bins)
-    divisible = [(-costs[members].sum(), i) for i, members in enumerate(bins) if len(members) > 1]
+    members = np.concatenate([np.zeros(0, np.int64), *bins])
+    before = [0, *np.cumsum(costs[members]).tolist()]  # of the members up to each
+    ends = np.cumsum([len(part) for part in bins]).tolist()
+    parts = list(zip([0, *ends], ends, strict=False))  # (start, end) of each bin in `members`
+    divisible = [(before[s] - before[e], i) for i, (s, e) in enumerate(parts) if e > s + 1]
     heapify(divisible)
-    while len(bins) < num_bins and divisible:
+    while len(parts) < num_bins and divisible:
         _, widest = heappop(divisible)
-        members = bins[widest]
-        before = np.cumsum(costs[members])
-        cut = 1 + int(np.argmin(np.abs(2 * before[:-1] - before[-1])))
-        bins[widest] = members[:cut]
-        bins.append(members[cut:])
-        for i in (widest, len(bins) - 1):
-            if len(bins[i]) > 1:
-                heappush(divisible, (-costs[bins[i]].sum(), i))
+        start, end = parts[widest]
+        cut = _closest_cut(before, start, end)
+        parts[widest] = (start, cut)
+        parts.append((cut, end))
+        for i in (widest, len(parts) - 1):
+            start, end = parts[i]
+            if end > start + 1:
+                heappush(divisible, (before[start] - before[end], i))
+    bins = [members[start:end] for start, end in parts]
     return bins + [np.zeros(0, np.int64)] * (num_bins - len(bins))
+
+
+def _closest_cut(before: list[int], start: int, end: int) -> int:
+    """The first cut, start < cut < end, whose halves are closest; `before` never decreases."""
+    both = before[start] + before[end]
+    above = min(bisect_left(before, (both + 1) // 2, start + 1, end), end - 1)
+    lesser = before[max(above - 1, start + 1)]  # its first cut is that of all cuts of equal halves
+    below = bisect_left(before, lesser, start + 1, end)
+    return below if abs(both - 2 * before[below]) <= abs(both - 2 * before[above]) else above
 
 
 def balance_slots(

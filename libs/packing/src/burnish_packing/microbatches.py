@@ -1,35 +1,30 @@
 """Micro-batches for the ranks of a data-parallel step: which sequences run together, and where."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
-from typing import Any
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from burnish_packing._checks import (
-    IntArray,
-    as_lengths,
-    as_prefixes,
-    check_fits,
-    check_partition,
-    check_positive,
-    load_versioned,
-)
+from burnish_packing._checks import IntArray, as_lengths, as_prefixes, load_versioned, shown
 from burnish_packing._modes import check_units, plan_slots, slot_order
 from burnish_packing._plan_arguments import (
     Mode,
     Order,
     as_units,
     blocks,
-    check_grouping,
     check_lengths,
     check_names,
-    check_numbers,
+    checked_grouping,
+    checked_numbers,
+    count_kept,
     to_fit,
 )
+from burnish_packing._plan_json import check_plan, read_fields
 from burnish_packing.costs import Cost, token_cost
 from burnish_packing.layout import round_up
 from burnish_packing.metrics import fill_ratio, padding_ratio, rank_imbalance
@@ -99,9 +94,10 @@ class MicroBatchPlan:
         is as small as the multiples allow. In mode padded all ranks have the slot's shape, rows
         without a sequence included. ValueError when there is no such rank.
         """
-        if not 0 <= rank < self.num_ranks:
+        if not isinstance(rank, int | np.integer) or not 0 <= rank < self.num_ranks:
             raise ValueError(
-                f"rank must be one of the plan's {self.num_ranks}, got {rank}; plan for more ranks"
+                f"rank must be one of the plan's {self.num_ranks}, got {shown(rank)}; plan for "
+                f"more ranks"
             )
         return self._micro_batches(rank)
 
@@ -121,6 +117,11 @@ class MicroBatchPlan:
                     prefix_ids=ids,
                     prefix_lengths=shared,
                 )
+
+    def steps(self, rank: int) -> Iterator[list[MicroBatch]]:
+        """The micro-batches of `rank` for one optimizer step after another: its global batches."""
+        for _, step in groupby(self.micro_batches(rank), key=lambda m: m.global_batch):
+            yield list(step)
 
     def inverse(self) -> IntArray:
         """int64 [N - dropped] back to the caller's order.
@@ -144,7 +145,7 @@ class MicroBatchPlan:
         full = [(r, s) for r, s in slots if self.ranks[r][s]]
         num_tokens = [self._num_tokens(self.ranks[r][s]) for r, s in full]
         run = slots if self.mode == "padded" else full
-        num_model_tokens = [int(np.prod(self._shape(r, s))) for r, s in run]
+        num_model_tokens = [math.prod(self._shape(r, s)) for r, s in run]
         metrics = {
             "num_ranks": self.num_ranks,
             "num_global_batches": len(self.global_batches),
@@ -170,8 +171,8 @@ class MicroBatchPlan:
         """The inverse of `to_json`; ValueError for another schema version or a broken plan."""
         names = [field.name for field in dataclass_fields(cls)]
         fields = load_versioned(text, SCHEMA_VERSION, "plan", names[:-2], optional=names[-2:])
-        plan = cls(**{name: _as_tuples(value) for name, value in fields.items()})
-        plan._check()
+        plan = cls(**read_fields(fields))
+        check_plan(plan)
         return plan
 
     def _num_tokens(self, indices: tuple[int, ...], multiple: int = 1) -> int:
@@ -195,59 +196,11 @@ class MicroBatchPlan:
             return 1, self.pad_multiple
         return max(map(len, together)), round_up(max(lengths), self.pad_multiple)
 
-    def _check(self) -> None:
-        """ValueError when a plan that was read is broken."""
-        check_names(self.mode, "as_given")
-        check_positive(self.pad_multiple, "pad_multiple")
-        check_positive(self.sequence_multiple, "sequence_multiple")
-        max_tokens: Any = self.max_tokens
-        if max_tokens is not None or self.mode != "fixed":
-            check_positive(max_tokens, "max_tokens")
-        if self.global_batch_size is not None:
-            check_positive(self.global_batch_size, "global_batch_size")
-        as_prefixes(as_lengths(self.lengths), self.prefix_ids, self.prefix_lengths)
-        num_slots = {len(rank) for rank in (*self.ranks, *self.costs)}
-        if len(self.costs) != self.num_ranks or len(num_slots) != 1:
-            raise ValueError(
-                f"every rank must have the same number of micro-batches, and costs for them, got "
-                f"{[len(rank) for rank in self.ranks]}; plan again"
-            )
-        indices = [i for rank in self.ranks for slot in rank for i in slot]
-        check_partition(np.array([*indices, *self.dropped], np.int64), len(self.lengths), "ranks")
-        self._check_global_batches(len(indices))
-        if self.max_tokens is not None:
-            sizes = [
-                int(np.prod(self._shape(r, s)))
-                for r, rank in enumerate(self.ranks)
-                for s in range(len(rank))
-            ]
-            check_fits(sizes, self.max_tokens, "max_tokens")
-
-    def _check_global_batches(self, num_kept: int) -> None:
-        """ValueError unless the global batches tile the slots and hold the right sequences."""
-        parts = blocks(num_kept, self.global_batch_size)
-        ends = [end for _, end in self.global_batches]
-        held = [
-            sorted(i for rank in self.ranks for slot in rank[start:end] for i in slot)
-            for start, end in self.global_batches
-        ]
-        if (
-            list(self.global_batches) != list(zip([0, *ends], ends, strict=False))
-            or (ends[-1] if ends else 0) != self.num_micro_batches
-            or held != [list(range(start, end)) for start, end in parts]
-            or self.dropped != tuple(range(num_kept, len(self.lengths)))
-        ):
-            raise ValueError(
-                f"global batches must be consecutive slots that hold {self.global_batch_size} "
-                f"consecutive sequences each, the last ones dropped, got slots "
-                f"{list(self.global_batches)}; plan again"
-            )
-
 
 def plan_micro_batches(
     lengths: ArrayLike,
     *,
-    max_tokens: int | None,
+    max_tokens: int | None = None,
     num_ranks: int = 1,
     mode: Mode = "packed",
     micro_batch_size: int | None = None,
@@ -270,8 +223,8 @@ def plan_micro_batches(
     a unit for each.
 
     Args:
-        lengths: int [N], tokens of each sequence, in training order.
-        max_tokens: positions of one model call, padding included; None only in mode `fixed`.
+        lengths: int [N], tokens of each sequence, all >= 1, in training order.
+        max_tokens: positions of one model call, padding included; may be None in mode `fixed`.
         num_ranks: data-parallel ranks.
         mode: `packed` into one row; `padded` rows of similar lengths; `fixed` numbers of rows.
         micro_batch_size: sequences of a micro-batch, in mode `fixed` only.
@@ -298,12 +251,15 @@ def plan_micro_batches(
             are out of range or do not go together.
     """
     lengths = as_lengths(lengths)
-    check_names(mode, order)
-    check_numbers(max_tokens, num_ranks, mode, micro_batch_size, pad_multiple, sequence_multiple)
-    check_grouping(mode, units, prefix_ids, sequence_multiple, global_batch_size, drop_last)
+    check_names(mode, order, cost)
+    max_tokens, num_ranks, micro_batch_size, pad_multiple, sequence_multiple = checked_numbers(
+        max_tokens, num_ranks, mode, micro_batch_size, pad_multiple, sequence_multiple
+    )
+    global_batch_size = checked_grouping(
+        mode, units, prefix_ids, sequence_multiple, global_batch_size, drop_last
+    )
     groups, shared = as_prefixes(lengths, prefix_ids, prefix_lengths)
-    num_dropped = len(lengths) % global_batch_size if drop_last and global_batch_size else 0
-    num_kept = len(lengths) - num_dropped
+    num_kept = count_kept(len(lengths), global_batch_size, drop_last)
     check_lengths(lengths[:num_kept], max_tokens, pad_multiple, sequence_multiple)
     padded, limit = to_fit(lengths, max_tokens, mode, pad_multiple, sequence_multiple)
     if units is not None:
@@ -334,10 +290,10 @@ def plan_micro_batches(
                 costs[rank].append(slot_costs[slot][rank])
     return MicroBatchPlan(
         mode=mode,
-        max_tokens=None if max_tokens is None else int(max_tokens),
-        pad_multiple=int(pad_multiple),
-        sequence_multiple=int(sequence_multiple),
-        global_batch_size=None if global_batch_size is None else int(global_batch_size),
+        max_tokens=max_tokens,
+        pad_multiple=pad_multiple,
+        sequence_multiple=sequence_multiple,
+        global_batch_size=global_batch_size,
         lengths=tuple(lengths.tolist()),
         dropped=tuple(range(num_kept, len(lengths))),
         ranks=tuple(tuple(slots) for slots in ranks),
@@ -346,7 +302,3 @@ def plan_micro_batches(
         prefix_ids=None if prefix_ids is None else tuple(groups.tolist()),
         prefix_lengths=None if prefix_ids is None else tuple(shared.tolist()),
     )
-
-
-def _as_tuples(value: Any) -> Any:
-    return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value

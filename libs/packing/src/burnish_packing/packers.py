@@ -1,5 +1,6 @@
 """Bin packing of sequences: which of them share a bin of `capacity` tokens."""
 
+import itertools
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +13,14 @@ from burnish_packing._checks import (
     IntArray,
     as_integers,
     as_lengths,
+    check_count,
     check_fits,
     check_partition,
     check_positive,
     load_versioned,
+    read_only,
+    shown,
+    split_lists,
 )
 from burnish_packing._heuristics import (
     best_fit_decreasing,
@@ -31,10 +36,10 @@ from burnish_packing._pieces import (
     TOO_LONG,
     TooLong,
     check_choice,
+    check_lost,
     check_pieces,
+    check_sort_keys,
     cut_to_fit,
-    group_units,
-    read_only,
 )
 from burnish_packing.balance import spread
 from burnish_packing.bounds import histogram_bound, lower_bound
@@ -42,15 +47,7 @@ from burnish_packing.layout import round_up
 from burnish_packing.metrics import fill_ratio
 from burnish_packing.optimal import balanced, fewest_bins
 
-__all__ = [
-    "Algorithm",
-    "Packing",
-    "TooLong",
-    "group_units",
-    "lower_bound",
-    "pack",
-    "split_by_label",
-]
+__all__ = ["Algorithm", "Packing", "TooLong", "lower_bound", "pack"]
 
 SCHEMA_VERSION = 2
 Algorithm = Literal[
@@ -70,7 +67,8 @@ class Packing:
     """Sequences in bins. A bin holds pieces; unless sequences were split, piece i is sequence i.
 
     Pieces 0 to N - 1 are the heads of the N sequences, the others continue split ones, in order.
-    Every piece is in exactly one bin, ascending inside it, except those of skipped sequences.
+    Every piece is in exactly one bin, ascending inside it, except those of skipped sequences; where
+    `next_fit` splits, bins keep the order of the sequences and of the pieces in them instead.
     Arrays are read-only.
     """
 
@@ -134,23 +132,27 @@ class Packing:
         """The inverse of `to_json`; ValueError for another schema version or a broken packing."""
         names = ("bins", "capacity", "lower_bound", "num_lost_tokens", *_ARRAYS)
         fields = load_versioned(text, SCHEMA_VERSION, "packing", names)
-        check_positive(fields["capacity"], "capacity")
-        counts = [fields["lower_bound"], fields["num_lost_tokens"]]
-        bound, num_lost_tokens = as_integers(counts, "lower_bound and num_lost_tokens").tolist()
+        capacity = check_positive(fields["capacity"], "capacity")
         arrays = {name: as_integers(fields[name], name) for name in _ARRAYS}
         lengths = as_lengths(arrays["lengths"])
+        skipped, truncated = arrays["skipped"], arrays["truncated"]
         check_pieces(**{name.removeprefix("piece_"): array for name, array in arrays.items()})
-        packing = cls(
-            bins=tuple(as_integers(pieces, "bins") for pieces in fields["bins"]),
-            capacity=fields["capacity"],
-            lower_bound=bound,
-            num_lost_tokens=num_lost_tokens,
-            **arrays,
+        pieces, counts = split_lists(fields["bins"], "bins", "pack again")
+        check_partition(
+            np.concatenate([skipped, pieces]), len(lengths), "bins and skipped", "pack again"
         )
-        everything = np.concatenate([packing.skipped, *packing.bins])
-        check_partition(everything, len(lengths), "bins and skipped")
-        check_fits([int(lengths[b].sum()) for b in packing.bins], packing.capacity, "capacity")
-        return packing
+        lost = check_lost(fields["num_lost_tokens"], lengths, skipped, truncated, capacity)
+        ends = np.cumsum([0, *counts])
+        is_first = np.isin(np.arange(len(pieces)), ends)
+        place = np.argsort(stable_argsort(arrays["piece_sequences"]))[pieces]  # of `next_fit`
+        if not any((is_first | (np.diff(keys, prepend=-1) > 0)).all() for keys in (pieces, place)):
+            raise ValueError("every bin must ascend, got one that does not; pack again")
+        held = np.diff(np.append(0, np.cumsum(lengths[pieces]))[ends])
+        check_fits(held.tolist(), capacity, "capacity", "pack again")
+        bins = tuple(pieces[start:end] for start, end in itertools.pairwise(ends.tolist()))
+        least = 1 if bins else 0
+        bound = check_count(fields["lower_bound"], least, len(bins), "lower_bound", "pack again")
+        return cls(bins, capacity=capacity, lower_bound=bound, num_lost_tokens=lost, **arrays)
 
 
 _ARRAYS = ("lengths", "piece_sequences", "piece_starts", "skipped", "truncated")
@@ -170,19 +172,21 @@ def pack(
 ) -> Packing:
     """Put sequences into few bins of `capacity` tokens. No sequences: no bins.
 
-    Algorithms: `best_fit_decreasing` and `first_fit_decreasing` place the longest first and need
-    at most 11/9 of the fewest bins, plus a constant; `modified_first_fit_decreasing` at most 71/60.
-    `optimal` searches until the bins reach a lower bound, as a rule the fewest there can be; what
-    is not proven shows as `lower_bound` below the number of bins (see `optimal.fewest_bins`; hard
-    cases need scipy). `balanced` takes the fewest bins of best-fit-decreasing and makes the fullest
-    of them as small as it can. `next_fit` keeps the order; `first_fit_shuffle` draws it from
-    `seed`, which keeps what meets in a bin independent of length.
+    Algorithms: `best_fit_decreasing` and `first_fit_decreasing` place the longest first. They need
+    at most 11/9 of the fewest bins, `modified_first_fit_decreasing` 71/60, each plus a constant.
+    `optimal` searches until the bins reach a lower bound or its work is spent; what is not proven
+    shows as `lower_bound` below the number of bins (see `optimal.fewest_bins` for what was
+    measured; hard cases need scipy). `balanced` takes as many bins as best-fit-decreasing needs, or
+    as filling bins exactly does if these are fewer, and makes the fullest as small as it can.
+    `next_fit` keeps the order; `first_fit_shuffle` draws it from `seed`, which keeps what meets in
+    a bin independent of length.
 
     Args:
         lengths: int [N], tokens of each sequence, >= 0.
         capacity: tokens that fit in a bin.
         algorithm: see above.
-        min_bins: at least so many bins; full ones are divided, and empty ones added at last.
+        min_bins: at least so many bins, unless there is nothing to pack; full ones are divided,
+            and empty ones added at last.
         bins_multiple_of: the number of bins is a multiple of this.
         max_sequences_per_bin: at most so many sequences (or pieces of them) in a bin.
         too_long: for sequences longer than the capacity: `error`; `skip`: they are in no bin;
@@ -196,20 +200,21 @@ def pack(
         ValueError: a sequence or unit does not fit in a bin, or an argument is out of range.
     """
     given = as_lengths(lengths)
-    for value, name in (
-        (capacity, "capacity"),
-        (min_bins, "min_bins"),
-        (bins_multiple_of, "bins_multiple_of"),
-    ):
-        check_positive(value, name)
+    capacity = check_positive(capacity, "capacity")
+    min_bins = check_positive(min_bins, "min_bins")
+    bins_multiple_of = check_positive(bins_multiple_of, "bins_multiple_of")
     if max_sequences_per_bin is not None:
-        check_positive(max_sequences_per_bin, "max_sequences_per_bin")
+        max_sequences_per_bin = check_positive(max_sequences_per_bin, "max_sequences_per_bin")
     _check_choices(algorithm, too_long, seed)
-    capacity = int(capacity)
     pieces = cut_to_fit(given, capacity, max_sequences_per_bin, too_long, units)
+    check_sort_keys(pieces.unit_tokens, pieces.unit_sizes)
+    kept = None  # the pieces that bins hold, where they are not all or not in their order
+    fitting = pieces.fitting
+    if algorithm == "next_fit" and too_long == "split":  # every piece is a unit
+        kept = fitting = stable_argsort(pieces.sequences)
     labels, num_bins, bound = _place(
-        pieces.unit_tokens[pieces.fitting],
-        pieces.unit_sizes[pieces.fitting],
+        pieces.unit_tokens[fitting],
+        pieces.unit_sizes[fitting],
         capacity,
         max_sequences_per_bin,
         algorithm,
@@ -218,11 +223,11 @@ def pack(
         seed,
     )
     bin_of_unit = np.full(len(pieces.unit_tokens), -1)
-    bin_of_unit[pieces.fitting] = labels
+    bin_of_unit[fitting] = labels
     bin_of_piece = bin_of_unit[pieces.unit_of]
-    kept = None
     if len(pieces.skipped):
         kept = np.flatnonzero(bin_of_piece >= 0)
+    if kept is not None:
         bin_of_piece = bin_of_piece[kept]
     return Packing(
         bins=tuple(split_by_label(bin_of_piece, num_bins, kept)),
@@ -271,7 +276,10 @@ def _place(
             labels = place_units(order, _DECREASING[algorithm](classes, capacity, seats)[0])
     num_bins = round_up(max(int(labels.max()) + 1, min_bins), bins_multiple_of)
     bound = round_up(max(bound, min_bins), bins_multiple_of)
-    return _divide(labels, num_bins, tokens), num_bins, bound
+    labels = _divide(labels, num_bins, tokens)
+    if algorithm == "next_fit":  # bins are stretches of the order, divided ones too
+        labels = np.cumsum(np.diff(labels, prepend=labels[0]) != 0)
+    return labels, num_bins, bound
 
 
 def _divide(labels: IntArray, num_bins: int, tokens: IntArray) -> IntArray:
@@ -316,8 +324,8 @@ def _check_choices(algorithm: str, too_long: str, seed: int | None) -> None:
     is_seed = isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0
     if not is_seed and (seed is not None or algorithm == "first_fit_shuffle"):
         raise ValueError(
-            f"seed must be an integer >= 0 (first_fit_shuffle needs one), got {seed!r}; pass one, "
-            f"so that the order is the same in every process"
+            f"seed must be an integer >= 0 (first_fit_shuffle needs one), got {shown(seed)}; pass "
+            f"one, so that the order is the same in every process"
         )
 
 

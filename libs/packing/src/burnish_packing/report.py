@@ -2,27 +2,37 @@
 """`burnish-packing report`: what packing a set of lengths gains, algorithm by algorithm."""
 
 import argparse
-import json
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
-from burnish_packing._checks import IntArray, as_lengths, check_positive
+from burnish_packing._checks import IntArray, check_positive
+from burnish_packing._length_files import read_lengths
 from burnish_packing.layout import round_up
-from burnish_packing.metrics import padding_ratio, rank_imbalance
+from burnish_packing.metrics import fill_ratio, rank_imbalance
 from burnish_packing.microbatches import plan_micro_batches
 from burnish_packing.packers import Algorithm, Packing, TooLong, pack
 
+__all__ = ["main", "read_lengths"]
+
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
-FIELDS = ("length", "num_tokens", "token_ids", "input_ids")
+PLOT = Path("packing-report.png")
 HEADER = f"{'':30} {'bins':>9} {'bound':>9} {'waste':>8} {'slowest rank':>13} {'time':>9}"
+EXPLANATION = (
+    "bound: no packing has fewer bins; waste: share of their room without a token; slowest rank: "
+    "a step's time over that of equal ranks; time: of packing"
+)
 # Beyond so many sequences a picture of fills and a plan of tuples stop being useful.
 MANY = 2_000_000
+MAX_RANKS = 1_000_000
+BROKEN_PIPE = 141  # what a shell reports of a program that the signal SIGPIPE ended: 128 + 13
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,7 @@ class Row:
     name: str
     num_bins: int
     lower_bound: int | None
-    waste: float  # share of the positions that hold no token
+    waste: float  # share of the bins' capacity that holds no token
     slowest_rank: float  # time of a step over that of a perfectly balanced one
     time_s: float
 
@@ -48,10 +58,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command `burnish-packing`; returns the exit code: 0, or 2 for bad input."""
     parsed = _parser().parse_args(arguments)
     try:
+        _check_options(parsed)
         lengths = read_lengths(parsed.path, parsed.field)
+        _check_fit(lengths, parsed)
         _report(lengths, parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough, as `head` has
+        # Python flushes the output once more at its end, which must not fail aloud.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except (ValueError, OSError) as error:
         print(f"burnish-packing: error: {error}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print(
+            "burnish-packing: error: the lengths must fit in memory, got too many; report on a "
+            "sample of them",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print("burnish-packing: interrupted", file=sys.stderr)
@@ -59,129 +83,138 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_lengths(path: Path, field: str | None = None) -> IntArray:
-    """Lengths in tokens, int64 [N], of a .npy array, or of a .jsonl file with a row per line.
+def _check_options(parsed: argparse.Namespace) -> None:
+    """ValueError for options that would stop the report half-way; sets where the picture goes."""
+    check_positive(parsed.capacity, "--capacity")
+    check_positive(parsed.ranks, "--ranks")
+    if parsed.ranks > MAX_RANKS:
+        raise ValueError(f"--ranks must be at most {MAX_RANKS}, got {parsed.ranks}; pass fewer")
+    if parsed.seed < 0:
+        raise ValueError(f"--seed must be >= 0, got {parsed.seed}; pass another")
+    if "optimal" in parsed.algorithms and find_spec("scipy") is None:
+        raise ValueError(
+            "--algorithms optimal must have scipy for hard lengths, got none; pip install "
+            '"burnish-packing[optimal]", or leave it out'
+        )
+    if parsed.no_plot:
+        return
+    path = parsed.plot or PLOT
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"--plot must end in .png or .svg, got {path}; rename it")
+    if find_spec("matplotlib") is None:
+        if parsed.plot:
+            raise ValueError(
+                '--plot must have matplotlib, got none; pip install "burnish-packing[report]", or '
+                "pass --no-plot"
+            )
+        print('no picture without matplotlib: pip install "burnish-packing[report]", or --no-plot')
+        parsed.no_plot = True
+        return
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(
+            f"--plot must be a file in a folder that can be written to, got {path}; name another, "
+            f"or pass --no-plot"
+        )
+    parsed.plot = path
 
-    Args:
-        path: the file.
-        field: of the rows: a number of tokens, or a list whose length counts. By default the first
-            of `length`, `num_tokens`, `token_ids`, `input_ids` that the first row has.
 
-    Raises:
-        ValueError: naming file, line and field that are not as they must be.
-    """
-    if path.suffix == ".npy":
-        try:
-            lengths = as_lengths(np.load(path, allow_pickle=False))
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{path} must be a saved array of lengths: {error}") from error
-    elif path.suffix in (".jsonl", ".ndjson"):
-        lengths = as_lengths(_lengths_of_rows(path, field))
-    else:
-        raise ValueError(f"a file must end in .npy or .jsonl, got {path}; convert it")
-    if not lengths.size:
-        raise ValueError(f"{path} must hold at least one length, got none; choose another file")
-    return lengths
-
-
-def _lengths_of_rows(path: Path, field: str | None) -> list[int]:
-    lengths: list[int] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{where} must be a JSON object, got {error}; mend it") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
-            field = field or next((name for name in FIELDS if name in row), None)
-            if field is None or field not in row:
-                wanted = field or " or ".join(FIELDS)
-                raise ValueError(
-                    f"{where} must have {wanted}, got {sorted(row)}; name one: --field"
-                )
-            value = row[field]
-            length = len(value) if isinstance(value, list) else value
-            if isinstance(length, bool) or not isinstance(length, int) or length < 0:
-                raise ValueError(
-                    f"{where}, {field} must be a number of tokens or a list of them, got "
-                    f"{value!r}; name another: --field"
-                )
-            lengths.append(length)
-    return lengths
+def _check_fit(lengths: IntArray, parsed: argparse.Namespace) -> None:
+    """ValueError where too long sequences leave nothing to report, or nobody said what to do."""
+    too_long = np.flatnonzero(lengths > parsed.capacity)
+    if too_long.size and parsed.too_long == "error":
+        raise ValueError(
+            f"every sequence must fit a bin of --capacity {parsed.capacity}, got "
+            f"{lengths[too_long[0]]} tokens for sequence {too_long[0]} (from 0) and "
+            f"{len(too_long)} too long in all; raise it, or pass --too-long skip, truncate or split"
+        )
+    if len(too_long) == len(lengths) and parsed.too_long == "skip":
+        raise ValueError(
+            f"a sequence must fit a bin of --capacity {parsed.capacity}, got none of "
+            f"{len(lengths)} that does; raise it, or pass --too-long truncate or split"
+        )
 
 
 def _report(lengths: IntArray, parsed: argparse.Namespace) -> None:
-    check_positive(parsed.ranks, "ranks")
     print(
-        f"{len(lengths)} sequences, {lengths.sum()} tokens: {lengths.min()} to {lengths.max()}, "
-        f"median {np.median(lengths):.0f}; capacity {parsed.capacity}, {parsed.ranks} ranks"
+        f"{_counted(len(lengths), 'sequence')}, {_counted(int(lengths.sum()), 'token')}: "
+        f"{lengths.min()} to {lengths.max()}, median {np.median(lengths):.0f}; "
+        f"capacity {parsed.capacity}, {_counted(parsed.ranks, 'rank')}"
     )
     print(HEADER, flush=True)
     shown: Packing | None = None
-    for algorithm in parsed.algorithms:
+    fills: dict[str, IntArray] = {}
+    for algorithm in dict.fromkeys(parsed.algorithms):
         start = time.perf_counter()
-        packing = pack(
-            lengths,
-            parsed.capacity,
-            algorithm=algorithm,
-            too_long=parsed.too_long,
-            seed=parsed.seed,
-        )
+        try:
+            packing = pack(
+                lengths,
+                parsed.capacity,
+                algorithm=algorithm,
+                too_long=parsed.too_long,
+                seed=parsed.seed,
+            )
+        except RuntimeError as error:  # the solver's, which others do without
+            print(f"{algorithm:30} left out: {error}", flush=True)
+            continue
         took_s = time.perf_counter() - start
         shown = shown or packing
-        print(_row_of(algorithm, packing, parsed.ranks, took_s), flush=True)
-    assert shown is not None
+        fills[algorithm] = np.array([packing.lengths[b].sum() for b in packing.bins], np.int64)
+        print(_row_of(algorithm, packing, fills[algorithm], parsed.ranks, took_s), flush=True)
+    if shown is None:
+        raise ValueError("an algorithm must come to an end, got none that did; name another")
     kept = _kept_lengths(shown)
     if len(kept) <= MANY:
         print(_row_of_plan(kept, parsed.capacity, parsed.ranks, "packed"), flush=True)
         print(_row_of_plan(kept, parsed.capacity, parsed.ranks, "padded"), flush=True)
     print(_row_of_padding(kept, parsed.capacity, parsed.ranks))
+    print(EXPLANATION)
     metrics = shown.metrics()
     for name in ("num_skipped", "num_truncated", "num_split", "num_lost_tokens"):
         if metrics[name]:
             print(f"{name}: {metrics[name]:.0f} (--too-long {parsed.too_long})")
     if not parsed.no_plot:
-        _draw(lengths, shown, parsed)
+        draw(lengths, fills, parsed.capacity, parsed.plot)
+        print(f"picture: {parsed.plot}")
 
 
-def _row_of(name: str, packing: Packing, num_ranks: int, time_s: float) -> Row:
-    """An algorithm's bins, dealt to the ranks in turn as loaders do."""
-    num_tokens = [int(packing.lengths[indices].sum()) for indices in packing.bins]
-    waste = padding_ratio(num_tokens, [packing.capacity] * len(num_tokens))
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _row_of(
+    name: str, packing: Packing, num_tokens: IntArray, num_ranks: int, time_s: float
+) -> Row:
+    """An algorithm's bins of so many tokens [K], dealt to the ranks in turn as loaders do."""
+    waste = 1 - fill_ratio(num_tokens, packing.capacity)
     slowest = rank_imbalance(_dealt(num_tokens, num_ranks))
     return Row(name, len(num_tokens), packing.lower_bound, waste, slowest, time_s)
 
 
 def _row_of_plan(lengths: IntArray, capacity: int, num_ranks: int, mode: Any) -> Row:
     start = time.perf_counter()
+    lengths = lengths[lengths > 0]  # nothing runs for the others
     plan = plan_micro_batches(lengths, max_tokens=capacity, num_ranks=num_ranks, mode=mode)
     time_s = time.perf_counter() - start
     metrics = plan.metrics()
     num_bins = int(metrics["num_ranks"] * metrics["num_micro_batches"] - metrics["num_empty_slots"])
-    # A pack is run without its free room, so that padding counts in mode padded only.
-    waste = 1 - metrics["fill_ratio"] if mode == "packed" else metrics["padding_ratio"]
+    waste = 1 - metrics["fill_ratio"] if num_bins else 0.0
     return Row(f"plan, {mode}", num_bins, None, waste, metrics["rank_imbalance"], time_s)
 
 
 def _row_of_padding(lengths: IntArray, capacity: int, num_ranks: int) -> Row:
-    """What packing replaces: batches in the given order, every row as long as the longest."""
+    """What packing replaces: batches in the given order, of as many rows as fit of the longest."""
     start = time.perf_counter()
-    rows = max(capacity // int(lengths.max()), 1)
-    padded = np.pad(lengths, (0, round_up(len(lengths), rows) - len(lengths))).reshape(-1, rows)
-    positions = padded.max(axis=1) * (padded > 0).sum(axis=1)
-    slowest = rank_imbalance(_dealt(positions, num_ranks))
-    waste = padding_ratio(lengths, positions)
-    name = f"no packing, {rows} rows a batch"
-    return Row(name, len(positions), None, waste, slowest, time.perf_counter() - start)
+    num_rows = min(capacity // max(int(lengths.max()), 1), len(lengths))
+    starts = np.arange(0, len(lengths), num_rows)
+    rows = np.diff(starts, append=len(lengths))
+    slowest = rank_imbalance(_dealt(rows * np.maximum.reduceat(lengths, starts), num_ranks))
+    waste = 1 - int(lengths.sum()) / (len(starts) * capacity)
+    name = f"no packing, {_counted(num_rows, 'row')} a batch"
+    return Row(name, len(starts), None, waste, slowest, time.perf_counter() - start)
 
 
-def _dealt(costs: Sequence[int] | IntArray, num_ranks: int) -> np.ndarray:
+def _dealt(costs: IntArray, num_ranks: int) -> IntArray:
     """Costs [K] of bins dealt in turn: [num_ranks, slots], 0 where the last ranks have none."""
-    costs = np.asarray(costs)
     full = round_up(len(costs), num_ranks)
     return np.pad(costs, (0, full - len(costs))).reshape(-1, num_ranks).T
 
@@ -191,34 +224,47 @@ def _kept_lengths(packing: Packing) -> IntArray:
     return packing.lengths[np.sort(np.concatenate(packing.bins))]
 
 
-def _draw(lengths: IntArray, packing: Packing, parsed: argparse.Namespace) -> None:
-    """Histogram of the lengths, and how full the bins are, as a PNG or SVG."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        print('no picture without matplotlib: pip install "burnish-packing[report]", or --no-plot')
-        return
-    if parsed.plot.suffix not in (".png", ".svg"):
-        raise ValueError(f"--plot must end in .png or .svg, got {parsed.plot}; rename it")
-    figure = Figure(figsize=(10, 4), layout="constrained")
+def draw(lengths: IntArray, fills: Mapping[str, IntArray], capacity: int, path: Path) -> None:
+    """A picture of the lengths [N] and of the tokens in each algorithm's bins [K], PNG or SVG."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(14, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.hist(lengths, bins=min(80, max(10, len(np.unique(lengths)))), color="tab:blue")
-    left.axvline(parsed.capacity, color="tab:red", linewidth=1, label=f"capacity {parsed.capacity}")
-    left.set(xlabel="tokens of a sequence", ylabel="sequences", yscale="log", title="Lengths")
-    left.legend()
-    fills = np.array([packing.lengths[indices].sum() for indices in packing.bins])
-    right.fill_between(
-        np.linspace(0, 100, len(fills)), np.sort(fills)[::-1], step="mid", color="tab:green"
-    )
-    right.axhline(parsed.capacity, color="tab:red", linewidth=1)
+    counts, _, _ = left.hist(lengths, bins=min(80, max(10, len(np.unique(lengths)))), color="gray")
+    scale = "log" if counts.max() > 100 else "linear"
+    left.set(xlabel="tokens of a sequence", ylabel="sequences", yscale=scale, title="Lengths")
+    if capacity <= 1.5 * lengths.max():  # else the line would press the histogram to one side
+        left.axvline(capacity, color="tab:red", linewidth=1, label=f"capacity {capacity}")
+        left.legend()
+
+    names_of: dict[tuple[int, ...], list[str]] = {}  # algorithms whose bins are equally full
+    for name, num_tokens in fills.items():
+        names_of.setdefault(tuple(np.sort(num_tokens)[::-1].tolist()), []).append(name)
+    # What is between a line and the top is waste.
+    for i, (held, names) in enumerate(names_of.items()):
+        filled = 100 * np.array(held) / capacity
+        waste = f"{_counted(len(filled), 'bin')}, {1 - filled.mean() / 100:.2%} waste"
+        dashes, label = ("-", "--", "-.", ":")[i % 4], "\n".join([*names, waste])
+        starts = np.unique(np.linspace(0, len(filled) - 1, 4000).astype(np.int64))  # of many bins
+        edges = np.append(starts, len(filled))
+        right.stairs(
+            filled[starts], edges, baseline=None, linewidth=1.6, linestyle=dashes, label=label
+        )
+    # The last bins may hold anything: the axis ends where a tenth of the emptiest packing's do.
+    lowest = 100 * min(np.quantile(fill, 0.1) for fill in fills.values()) / capacity
+    margin = 0.05 * (100 - lowest) + 0.1
     right.set(
-        xlabel="bins, fullest first (%)",
-        ylabel="tokens in the bin",
-        title=f"{len(fills)} bins of {parsed.algorithms[0]}",
-        ylim=(0, parsed.capacity * 1.05),
+        xlabel="bins, fullest first",
+        ylabel="filled (%)",
+        xlim=(0, None),
+        ylim=(max(lowest - margin, 0), 100 + margin),
+        title=f"Bins of capacity {capacity}",
     )
-    figure.savefig(parsed.plot, dpi=120)
-    print(f"picture: {parsed.plot}")
+    right.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize="small", labelspacing=1)
+    figure.savefig(path, dpi=120, format=path.suffix[1:].lower())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -229,9 +275,10 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser(
         "report",
         help="compare packing algorithms on your lengths",
-        description="Compare packing algorithms on your lengths: bins, lower bound, waste, time of "
-        "the slowest rank over the mean when bins are dealt in turn, and time to pack. Below them "
-        "the balanced plans, and padding.",
+        description="Compare packing algorithms on your lengths: bins, lower bound, waste (share "
+        "of the bins' room that holds no token), time of a step over that of equal ranks when bins "
+        "are dealt in turn, and time to pack. Below them the balanced plans, and padding: as many "
+        "rows a batch as fit when all are as long as the longest.",
     )
     report.add_argument("path", type=Path, help="LENGTHS.npy, or rows as DATA.jsonl")
     report.add_argument("--capacity", type=int, required=True, help="tokens of a bin")
@@ -245,9 +292,14 @@ def _parser() -> argparse.ArgumentParser:
         default=[name for name in ALGORITHMS if name != "optimal"],
         help=f"of {', '.join(ALGORITHMS)} (all but optimal, which can take seconds)",
     )
-    report.add_argument("--too-long", choices=get_args(TooLong), default="error")
+    report.add_argument(
+        "--too-long",
+        choices=get_args(TooLong),
+        default="error",
+        help="what happens to sequences longer than the capacity (error)",
+    )
     report.add_argument("--seed", type=int, default=0, help="of first_fit_shuffle (0)")
-    report.add_argument("--plot", type=Path, default=Path("packing-report.png"), help=".png, .svg")
+    report.add_argument("--plot", type=Path, help=f".png or .svg ({PLOT})")
     report.add_argument("--no-plot", action="store_true", help="draw nothing")
     return parser
 

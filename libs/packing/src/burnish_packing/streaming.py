@@ -1,5 +1,6 @@
 """Packing of a stream whose end is not in sight: best fit over open bins, with a bounded buffer."""
 
+import sys
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -7,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from burnish_packing._checks import check_positive
+from burnish_packing._checks import check_count, check_positive, shown
 from burnish_packing._pieces import TOO_LONG, TooLong, check_choice
 from burnish_packing.metrics import fill_ratio
 
@@ -51,7 +52,8 @@ class StreamPacker(Generic[Item]):
         length: tokens of an item; by default the length of a sequence (list, array, tensor), or of
             the columns of a mapping, which must be equally long.
         cut: (item, start, end) -> the item's tokens start to end, for `truncate` and `split`; by
-            default a slice, of every column if it is a mapping.
+            default a slice, of every column if it is a mapping. The pieces are measured by
+            `length`.
 
     Raises:
         ValueError: an argument is out of range; later, an item is too long or has no clear length.
@@ -67,14 +69,12 @@ class StreamPacker(Generic[Item]):
         length: Callable[[Item], int] | None = None,
         cut: Callable[[Item, int, int], Item] | None = None,
     ) -> None:
-        check_positive(capacity, "capacity")
-        check_positive(buffer_size, "buffer_size")
+        self.capacity = check_positive(capacity, "capacity")
+        self.buffer_size = check_positive(buffer_size, "buffer_size")
         check_choice(too_long, TOO_LONG, "too_long")
-        if max_sequences_per_bin is not None:
-            check_positive(max_sequences_per_bin, "max_sequences_per_bin")
-        self.capacity = int(capacity)
-        self.buffer_size = int(buffer_size)
         self.too_long = too_long
+        if max_sequences_per_bin is not None:
+            max_sequences_per_bin = check_positive(max_sequences_per_bin, "max_sequences_per_bin")
         self.max_sequences_per_bin = max_sequences_per_bin
         self._length: Callable[[Any], int] = length or _length
         self._cut: Callable[[Any, int, int], Any] = cut or _cut
@@ -89,7 +89,7 @@ class StreamPacker(Generic[Item]):
         self._open: dict[int, list[Item]] = {}  # by number, oldest first
         self._num_opened = 0
         self._num_held = 0
-        self._ready: deque[list[Item]] = deque()
+        self._ready: deque[tuple[list[Item], int]] = deque()  # full bins and their tokens
 
     def pack(self, items: Iterable[Item]) -> Iterator[list[Item]]:
         """All bins of `items` and of what was held before, the open ones at the end.
@@ -132,41 +132,61 @@ class StreamPacker(Generic[Item]):
                 for room, number in self._rooms
             ],
             "num_opened": self._num_opened,
-            "ready_bins": [list(items) for items in self._ready],
+            "ready_bins": [list(items) for items, _ in self._ready],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state; ValueError when it is of another version or of other settings."""
-        if state.get("schema_version") != SCHEMA_VERSION:
+        """Take over a state.
+
+        Raises:
+            ValueError: it is of another version or of other settings, or its bins are not what
+                these settings make; the packer is then as it was before.
+        """
+        _check_state(state, {name: getattr(self, name) for name in _SETTINGS})
+        opened = sorted(state["open_bins"], key=lambda entry: entry["number"])
+        tokens = [sum(map(self._tokens_of, entry["items"])) for entry in opened]
+        for entry, held in zip(opened, tokens, strict=True):
+            if entry["room"] != self.capacity - held or not 0 <= held < self.capacity:
+                raise ValueError(
+                    f"the open bins of a state must have the room that their items leave of "
+                    f"{self.capacity}, got room {shown(entry['room'])} beside {held} tokens; save "
+                    f"the state again"
+                )
+        ready = [(list(items), sum(map(self._tokens_of, items))) for items in state["ready_bins"]]
+        if max((held for _, held in ready), default=0) > self.capacity:
             raise ValueError(
-                f"a stream packer's state must have schema_version {SCHEMA_VERSION}, got "
-                f"{state.get('schema_version')}; write it again with this version"
-            )
-        differing = [name for name in _SETTINGS if state[name] != getattr(self, name)]
-        if differing:
-            name = differing[0]
-            raise ValueError(
-                f"a state must be loaded with the settings it was made with, got {name} = "
-                f"{getattr(self, name)!r} for {state[name]!r}; make the packer with these"
+                f"the ready bins of a state must hold at most {self.capacity} tokens, got "
+                f"{max(held for _, held in ready)}; save the state again"
             )
         for name in _COUNTS:
             setattr(self, name, state[name])
-        bins = state["open_bins"]
-        self._rooms = sorted((entry["room"], entry["number"]) for entry in bins)
-        in_order = sorted(bins, key=lambda entry: entry["number"])
-        self._open = {entry["number"]: list(entry["items"]) for entry in in_order}
+        self._rooms = sorted((entry["room"], entry["number"]) for entry in opened)
+        self._open = {entry["number"]: list(entry["items"]) for entry in opened}
         self._num_opened = state["num_opened"]
         self._num_held = sum(map(len, self._open.values()))
-        self._ready = deque(list(items) for items in state["ready_bins"])
+        self._ready = deque(ready)
 
-    def _take(self, item: Item) -> None:
+    def _tokens_of(self, item: Item) -> int:
         length = self._length(item)
         if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 0:
             raise ValueError(
-                f"the length of an item must be an integer >= 0, got {length!r} at item "
+                f"the length of an item must be an integer >= 0, got {shown(length)} at item "
                 f"{self.num_items}; correct `length`"
             )
-        length = int(length)
+        return int(length)
+
+    def _piece(self, item: Item, start: int, end: int) -> Item:
+        piece = self._cut(item, start, end)
+        length = self._tokens_of(piece)
+        if length != end - start:
+            raise ValueError(
+                f"a piece of an item must have the {end - start} tokens from {start} to {end}, got "
+                f"{length} at item {self.num_items}; correct `cut` (or `length`)"
+            )
+        return piece
+
+    def _take(self, item: Item) -> None:
+        length = self._tokens_of(item)
         if length <= self.capacity:
             self._place(item, length)
         elif self.too_long == "error":
@@ -178,13 +198,13 @@ class StreamPacker(Generic[Item]):
             self.num_skipped += 1
             self.num_lost_tokens += length
         elif self.too_long == "truncate":
-            self._place(self._cut(item, 0, self.capacity), self.capacity)
+            self._place(self._piece(item, 0, self.capacity), self.capacity)
             self.num_truncated += 1
             self.num_lost_tokens += length - self.capacity
         else:
             starts = range(0, length, self.capacity)
             spans = [(start, min(start + self.capacity, length)) for start in starts]
-            pieces = [self._cut(item, start, end) for start, end in spans]
+            pieces = [self._piece(item, start, end) for start, end in spans]
             for piece, (start, end) in zip(pieces, spans, strict=True):
                 self._place(piece, end - start)
             self.num_split += 1
@@ -213,9 +233,7 @@ class StreamPacker(Generic[Item]):
     def _close(self, number: int, room: int) -> None:
         items = self._open.pop(number)
         self._num_held -= len(items)
-        self._ready.append(items)
-        self.num_bins += 1
-        self.num_tokens += self.capacity - room
+        self._ready.append((items, self.capacity - room))
 
     def _close_all(self) -> None:
         room_of = {number: room for room, number in self._rooms}
@@ -225,7 +243,10 @@ class StreamPacker(Generic[Item]):
 
     def _drain(self) -> Iterator[list[Item]]:
         while self._ready:
-            yield self._ready.popleft()
+            items, num_tokens = self._ready.popleft()
+            self.num_bins += 1
+            self.num_tokens += num_tokens
+            yield items
 
 
 def pack_stream(
@@ -250,6 +271,51 @@ def pack_stream(
     return packer.pack(items)
 
 
+def _check_state(state: Any, settings: Mapping[str, Any]) -> None:
+    """ValueError unless it has the form of `StreamPacker.state_dict`, made with these settings."""
+    version = state.get("schema_version") if isinstance(state, Mapping) else None
+    if version != SCHEMA_VERSION:
+        raise ValueError(
+            f"a stream packer's state must have schema_version {SCHEMA_VERSION}, got "
+            f"{shown(version)}; write it again with this version"
+        )
+    names = {*_SETTINGS, *_COUNTS, "open_bins", "num_opened", "ready_bins"}
+    remedy = "save the state again"
+    if missing := sorted(names - state.keys()):
+        raise ValueError(f"a state must have {sorted(names)}, got {missing} missing; {remedy}")
+    differing = [name for name in settings if state[name] != settings[name]]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"a state must be loaded with the settings it was made with, got {name} = "
+            f"{settings[name]!r} for {state[name]!r}; make the packer with these"
+        )
+    for name in (*_COUNTS, "num_opened"):
+        check_count(state[name], 0, sys.maxsize, name, remedy)
+    opened, ready = state["open_bins"], state["ready_bins"]
+    seats = settings["max_sequences_per_bin"] or sys.maxsize
+    is_sound = (
+        isinstance(opened, list | tuple)
+        and isinstance(ready, list | tuple)
+        and all(isinstance(entry, Mapping) for entry in opened)
+        and all(entry.keys() == {"number", "room", "items"} for entry in opened)
+        and all(isinstance(entry["items"], list | tuple) and entry["items"] for entry in opened)
+        and all(len(entry["items"]) < seats for entry in opened)
+        and all(isinstance(items, list | tuple) and 0 < len(items) <= seats for items in ready)
+        and sum(len(entry["items"]) for entry in opened) <= settings["buffer_size"]
+    )
+    if not is_sound:
+        raise ValueError(
+            f"the bins of a state must be lists of items that these settings hold, got others; "
+            f"{remedy}"
+        )
+    numbers = [entry["number"] for entry in opened]
+    for number in numbers:
+        check_count(number, 0, state["num_opened"] - 1, "the number of an open bin", remedy)
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"open bins must have different numbers, got {shown(numbers)}; {remedy}")
+
+
 def _length(item: Any) -> int:
     if isinstance(item, Mapping):
         lengths = {name: len(column) for name, column in item.items() if _is_column(column)}
@@ -268,7 +334,9 @@ def _length(item: Any) -> int:
 
 
 def _is_column(value: Any) -> bool:
-    return isinstance(value, Sized) and not isinstance(value, str | bytes)
+    # Arrays and tensors of no dimension are Sized too, and have no length.
+    is_sized = isinstance(value, Sized) and not isinstance(value, str | bytes)
+    return is_sized and getattr(value, "ndim", 1) != 0
 
 
 def _cut(item: Any, start: int, end: int) -> Any:
