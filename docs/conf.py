@@ -25,8 +25,9 @@ napoleon_numpy_docstring = False
 
 
 def front_page(app: Sphinx, path: Path, parent: str, content: list[str]) -> None:
-    """What a library's README calls the repository's front page is the documentation's here."""
+    """What a library's README links to, from where the documentation includes it."""
     content[0] = content[0].replace("(../../README.md)", "(../index.md)")
+    content[0] = content[0].replace("(examples/", f"(../../libs/{path.parent.name}/examples/")
 
 
 def setup(app: Sphinx) -> None:

@@ -33,7 +33,7 @@ class StreamPacker(Generic[Item]):
     Each item goes into the fullest open bin that has room, the oldest of equals, else into a new
     one. A bin is given out as soon as it is full; when more than `buffer_size` items are held, the
     fullest is. What comes out depends on the items and their order only, not on how they are cut
-    into batches, and nothing is lost at the end. For an iterable data set:
+    into batches, and nothing is lost at the end. For an iterable data set::
 
         packer = StreamPacker(8192)
         packer.load_state_dict(state)  # to go on where a run stopped

@@ -55,7 +55,7 @@ class PlannedDataset(Dataset[Any]):
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
-    """The micro-batches of one rank, epoch by epoch, within a budget of tokens.
+    """The micro-batches of one rank, epoch by epoch, within a budget of tokens::
 
         sampler = TokenBudgetBatchSampler(lengths, max_tokens=8192, num_ranks=8, rank=rank)
         loader = DataLoader(
