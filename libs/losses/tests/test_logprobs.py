@@ -43,14 +43,18 @@ def test_gradient_by_hand() -> None:
     torch.testing.assert_close(hidden.grad, torch.tensor([[-1 / 8, -2 / 8, 3 / 8]]))
 
 
-def test_entropy_by_hand_and_without_gradient() -> None:
+def test_entropy_and_its_gradient_by_hand() -> None:
     hidden = LOGITS.clone().requires_grad_()
     _, entropy = logprobs_from_hidden(
         hidden, torch.eye(3), torch.tensor([0]), with_entropy=True, temperature=1.0
     )
-    expected = -sum(p * math.log(p) for p in (1 / 8, 2 / 8, 5 / 8))
+    probs = (1 / 8, 2 / 8, 5 / 8)
+    expected = -sum(p * math.log(p) for p in probs)
     assert entropy.item() == pytest.approx(expected, abs=1e-6)
-    assert not entropy.requires_grad
+    entropy.sum().backward()
+    # dH / dlogit = -p (log p + H)
+    by_hand = torch.tensor([[-p * (math.log(p) + expected) for p in probs]])
+    torch.testing.assert_close(hidden.grad, by_hand)
 
 
 def test_entropy_with_excluded_tokens_is_that_of_the_rest() -> None:
@@ -103,6 +107,18 @@ def test_hidden_equals_logits_in_value_and_gradient(dtype: torch.dtype) -> None:
     for fused_value, plain_value in zip(*results, strict=True):
         scale = float(plain_value.abs().max())
         torch.testing.assert_close(fused_value, plain_value, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_head_is_as_exact_where_a_token_is_nearly_certain(dtype: torch.dtype) -> None:
+    """W[label] - p @ W of two rounded products would lose the 1 - p that bfloat16 cannot hold."""
+    weight = torch.eye(3, dtype=dtype)
+    hidden = torch.tensor([[8.0, 0.0, 0.0]], dtype=dtype, requires_grad=True)
+    logprobs_from_hidden(hidden, weight, torch.tensor([0])).sum().backward()
+    rest = math.exp(-8) / (1 + 2 * math.exp(-8))  # of each other token
+    expected = torch.tensor([[2 * rest, -rest, -rest]])
+    tolerance = 2 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else 1e-3
+    torch.testing.assert_close(hidden.grad.float(), expected, rtol=tolerance, atol=0)
 
 
 def test_frozen_inputs_get_no_gradient() -> None:

@@ -16,6 +16,7 @@ from burnish_losses.aggregate import (
     sequence_sum,
     token_mean,
 )
+from burnish_losses.context_parallel import gather_context_parallel
 from burnish_losses.diagnostics import (
     clip_fractions,
     effective_sample_size,
@@ -116,6 +117,7 @@ from burnish_losses.token_advantages import (
     token_rewards,
     whiten,
 )
+from burnish_losses.topk import topk_logprobs_from_hidden, topk_logprobs_from_logits
 from burnish_losses.value import explained_variance, value_loss
 
 __version__ = "0.2.0"
@@ -158,6 +160,7 @@ __all__ = [
     "finalize",
     "forward_kl",
     "gae",
+    "gather_context_parallel",
     "gdpo_advantages",
     "group_relative_advantages",
     "groups_with_spread",
@@ -219,6 +222,8 @@ __all__ = [
     "token_ratio",
     "token_rewards",
     "top_k_divergence",
+    "topk_logprobs_from_hidden",
+    "topk_logprobs_from_logits",
     "total",
     "truncated_importance",
     "value_loss",

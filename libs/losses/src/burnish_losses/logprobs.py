@@ -1,49 +1,122 @@
 """Log-probs of given tokens, from logits or straight from hidden states.
 
-Both functions return the log-probs of the *processed* distribution softmax(logits / temperature),
-which is what a sampler at that temperature draws from: with the same weights and temperature in
-engine and trainer, the importance ratio is 1.
+Both functions return the log-probs of the *processed* distribution, which is what a sampler with
+the same settings draws from: with the same weights and settings in engine and trainer, the
+importance ratio is 1. From logits to distribution, in the order vLLM's sampler has:
 
-Shape legend: M scored tokens, D hidden size, V vocabulary.
+1. `softcap`: c tanh(logits / c), as Gemma 2's own head does; None for a model without.
+2. `temperature`: divides.
+3. `top_k`: the largest K are left, and what is tied with the last of them.
+4. `top_p`: of these, a token is left if those above it have less than top_p together.
+
+What is left is renormalised. The labels of a row always count as left, so that a token which
+rounding, or another policy, has put outside its support set has a small log-prob and never -inf.
+
+With a process group, each rank gives its own part of the vocabulary: `vocab_parallel`.
+
+Shape legend: M tokens, K labels of each, D hidden size, V vocabulary (a rank's part of it).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+
+from burnish_losses._chunks import Scoring, rows_per_chunk
+from burnish_losses._columns import check_mask
+from burnish_losses._fused import FrozenHeadLogprobs, HiddenLogprobs, LogitsLogprobs
+from burnish_losses.support import check_support
+from burnish_losses.vocab_parallel import shard_range
 
 
-def logprobs_from_logits(logits: Tensor, labels: Tensor, *, temperature: float = 1.0) -> Tensor:
+@overload
+def logprobs_from_logits(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    mask: Tensor | None = ...,
+    temperature: float = ...,
+    softcap: float | None = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
+    with_entropy: Literal[False] = ...,
+    group: ProcessGroup | None = ...,
+    chunk_tokens: int | None = ...,
+) -> Tensor: ...
+
+
+@overload
+def logprobs_from_logits(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    mask: Tensor | None = ...,
+    temperature: float = ...,
+    softcap: float | None = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
+    with_entropy: Literal[True],
+    group: ProcessGroup | None = ...,
+    chunk_tokens: int | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def logprobs_from_logits(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    mask: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    with_entropy: bool = False,
+    group: ProcessGroup | None = None,
+    chunk_tokens: int | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Natural log of the probability of each label.
 
     Args:
-        logits: [..., V], floating point. `-inf` excludes a token; a label's own logit must not be.
-        labels: [...], int64 in [0, V).
+        logits: [..., V], floating point. `-inf` excludes a token; a label's own must not be.
+        labels: [...] or [..., K], int64 in [0, V) of the whole vocabulary.
+        mask: [...] bool; where it is False the result is 0, and what the logits or the label are
+            does not matter. A NaN row that is not masked spreads to no other row.
         temperature: > 0; the logits are divided by it.
+        softcap, top_k, top_p: see the module; None for none.
+        with_entropy: also return the entropy [...] of each distribution, in nats.
+        group: of the ranks that hold the other parts of the vocabulary.
+        chunk_tokens: rows worked on at once; by default as many as fit 512 MiB.
 
     Returns:
-        [...], float32 (float64 for float64 logits).
+        [...] or [..., K], float32 (float64 for float64 logits); with entropy, both as a pair. Both
+        are differentiable, once.
 
     Raises:
-        ValueError: shapes that do not match, or a temperature that is not positive.
-
-    A NaN row of logits gives that row NaN gradients, even where the loss masks its log-prob:
-    pass only the positions that are scored.
+        ValueError: shapes that do not match, settings out of range, with a group also labels that
+            no rank holds.
     """
-    _check_temperature(temperature)
-    if logits.shape[:-1] != labels.shape:
+    check_settings(temperature, softcap, top_k, top_p, chunk_tokens)
+    tokens = logits.shape[:-1]
+    if labels.shape != tokens and labels.shape[:-1] != tokens:
         raise ValueError(
-            f"logits must be [..., V] with labels [...], got {tuple(logits.shape)} and "
+            f"logits must be [..., V] with labels [...] or [..., K], got {tuple(logits.shape)} and "
             f"{tuple(labels.shape)}; select the scored positions of both alike."
         )
-    logits = logits.to(_softmax_dtype(logits))
-    if temperature != 1.0:
-        logits = logits / temperature
-    chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return chosen - logits.logsumexp(-1)
+    flat = logits.reshape(-1, logits.shape[-1])
+    flat_labels = labels.reshape(len(flat), labels.shape[-1] if labels.dim() > len(tokens) else 1)
+    positions = _positions(mask, tokens, flat)
+    start = _vocab_start(flat.shape[1], flat_labels, positions, group)
+    scoring = Scoring(temperature, softcap, top_k, top_p, group, start)
+    rows = rows_per_chunk(chunk_tokens, flat.shape[1], flat)
+    logprobs, entropy = LogitsLogprobs.apply(
+        flat, flat_labels, positions, scoring, rows, with_entropy
+    )
+    logprobs = logprobs.view(labels.shape)
+    return (logprobs, entropy.view(tokens)) if with_entropy else logprobs
 
 
 @overload
@@ -52,10 +125,15 @@ def logprobs_from_hidden(
     weight: Tensor,
     labels: Tensor,
     *,
-    temperature: float = ...,
-    chunk_tokens: int = ...,
     bias: Tensor | None = ...,
+    mask: Tensor | None = ...,
+    temperature: float = ...,
+    softcap: float | None = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
     with_entropy: Literal[False] = ...,
+    group: ProcessGroup | None = ...,
+    chunk_tokens: int | None = ...,
 ) -> Tensor: ...
 
 
@@ -65,10 +143,15 @@ def logprobs_from_hidden(
     weight: Tensor,
     labels: Tensor,
     *,
-    temperature: float = ...,
-    chunk_tokens: int = ...,
     bias: Tensor | None = ...,
+    mask: Tensor | None = ...,
+    temperature: float = ...,
+    softcap: float | None = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
     with_entropy: Literal[True],
+    group: ProcessGroup | None = ...,
+    chunk_tokens: int | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -77,147 +160,130 @@ def logprobs_from_hidden(
     weight: Tensor,
     labels: Tensor,
     *,
-    temperature: float = 1.0,
-    chunk_tokens: int = 256,
     bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
     with_entropy: bool = False,
+    group: ProcessGroup | None = None,
+    chunk_tokens: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`logprobs_from_logits(hidden @ weight.T + bias, labels)` without ever holding [M, V].
 
     The logits are made `chunk_tokens` rows at a time, in the inputs' dtype as a model's own head
-    makes them, and again in the backward pass. A token whose log-prob receives no gradient costs
-    nothing there, and a NaN in its hidden state does not spread.
+    makes them, and again in the backward pass. A token outside the mask costs nothing, one whose
+    results receive no gradient costs nothing in the backward pass, and a NaN in its hidden state
+    does not spread.
+
+    Where neither weight nor bias is trained, and one label a token is all that is asked, the
+    forward pass makes the gradient's direction as well and the backward pass is nearly free. Tokens
+    that will get no gradient should then be left out by the mask.
 
     Args:
         hidden: [M, D], floating point. M may be 0; the result is then still part of the graph.
-        weight: [V, D], the head's weight, same dtype.
-        labels: [M], int64 in [0, V).
+        weight: [V, D], the head's weight, same dtype; with a group, this rank's rows.
+        labels: [M] or [M, K], int64 in [0, V) of the whole vocabulary.
+        bias: [V] or None, same dtype; with a group, this rank's part.
+        mask: [M] bool; where it is False the result is 0, whatever hidden and labels are.
         temperature: > 0; the logits are divided by it.
-        chunk_tokens: rows of logits held at once.
-        bias: [V] or None, same dtype.
-        with_entropy: also return the entropy of each token's distribution, without gradient.
+        softcap, top_k, top_p: see the module; None for none.
+        with_entropy: also return the entropy [M] of each token's distribution, in nats.
+        group: of the ranks that hold the other parts of the vocabulary.
+        chunk_tokens: rows of logits held at once; by default as many as fit 512 MiB. Softcap and
+            the entropy hold them twice.
 
     Returns:
-        log-probs [M], float32 (float64 for float64 inputs); with entropy, both as a pair.
+        log-probs [M] or [M, K], float32 (float64 for float64 inputs); with entropy, both as a pair.
+        Both are differentiable, once.
 
     Raises:
-        ValueError: shapes or dtypes that do not match, a temperature or chunk that is not positive.
+        ValueError: shapes or dtypes that do not match, settings out of range, with a group also
+            labels that no rank holds.
     """
-    _check_temperature(temperature)
-    if chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}.")
-    num_tokens, hidden_size = _matrix_shape("hidden", hidden)
-    vocabulary_size, weight_size = _matrix_shape("weight", weight)
-    if hidden_size != weight_size or labels.shape != (num_tokens,):
+    check_settings(temperature, softcap, top_k, top_p, chunk_tokens)
+    check_head(hidden, weight, bias)
+    if labels.shape[:1] != hidden.shape[:1] or labels.dim() > 2:
         raise ValueError(
-            f"hidden [M, D], weight [V, D] and labels [M] must agree, got {tuple(hidden.shape)}, "
-            f"{tuple(weight.shape)} and {tuple(labels.shape)}."
+            f"hidden [M, D], weight [V, D] and labels [M] or [M, K] must agree, got "
+            f"{tuple(hidden.shape)}, {tuple(weight.shape)} and {tuple(labels.shape)}."
         )
-    if bias is not None and bias.shape != (vocabulary_size,):
-        raise ValueError(f"bias must be [V] = [{vocabulary_size}], got {tuple(bias.shape)}.")
-    dtypes = {tensor.dtype for tensor in (hidden, weight, bias) if tensor is not None}
-    if len(dtypes) > 1:
-        raise ValueError(f"hidden, weight and bias must share a dtype, got {dtypes}; cast them.")
-    logprobs, entropy = _HiddenLogprobs.apply(
-        hidden, weight, bias, labels, temperature, chunk_tokens, with_entropy
-    )
+    columns = labels.unsqueeze(-1) if labels.dim() == 1 else labels
+    positions = _positions(mask, labels.shape[:1], hidden)
+    start = _vocab_start(len(weight), columns, positions, group)
+    scoring = Scoring(temperature, softcap, top_k, top_p, group, start)
+    chunk = rows_per_chunk(chunk_tokens, len(weight), weight)
+    inputs = hidden, weight, bias, columns, positions, scoring, chunk
+    head_is_frozen = not (weight.requires_grad or (bias is not None and bias.requires_grad))
+    asks_for_one = columns.shape[1] == 1 and not with_entropy and softcap is None
+    if torch.is_grad_enabled() and hidden.requires_grad and head_is_frozen and asks_for_one:
+        of_frozen: Tensor = FrozenHeadLogprobs.apply(*inputs)
+        return of_frozen.view(labels.shape)
+    logprobs, entropy = HiddenLogprobs.apply(*inputs, with_entropy)
+    logprobs = logprobs.view(labels.shape)
     return (logprobs, entropy) if with_entropy else logprobs
 
 
-class _HiddenLogprobs(torch.autograd.Function):
-    """Keeps only its inputs; makes the logits again in the backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        temperature: float,
-        chunk_tokens: int,
-        with_entropy: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        logprobs = hidden.new_empty(labels.shape, dtype=_softmax_dtype(hidden))
-        entropy = torch.empty_like(logprobs) if with_entropy else None
-        for start in range(0, len(labels), chunk_tokens):
-            rows = slice(start, start + chunk_tokens)
-            scores = _logits(hidden[rows], weight, bias, temperature).log_softmax(-1)
-            logprobs[rows] = scores.gather(-1, labels[rows].unsqueeze(-1)).squeeze(-1)
-            if entropy is not None:
-                entropy[rows] = _entropy(scores)
-        ctx.save_for_backward(hidden, weight, bias, labels)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
-        if entropy is not None:
-            ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_logprobs: Tensor, _grad_entropy: Tensor | None) -> tuple[Any, ...]:
-        hidden, weight, bias, labels = ctx.saved_tensors
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        dtype = grad_logprobs.dtype
-        grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
-        # Summed over chunks, so kept in the softmax's dtype: bfloat16 would lose the small ones.
-        grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=dtype) if needs_bias else None
-        trained = grad_logprobs.nonzero().squeeze(-1)
-        for rows in trained.split(ctx.chunk_tokens):
-            states, grad = hidden[rows], grad_logprobs[rows].unsqueeze(-1) / ctx.temperature
-            # d log p(label) / d logits = (onehot(label) - p) / temperature, made in place.
-            grad_logits = _logits(states, weight, bias, ctx.temperature).softmax(-1).mul_(-grad)
-            grad_logits.scatter_add_(-1, labels[rows].unsqueeze(-1), grad)
-            if grad_bias is not None:
-                grad_bias += grad_logits.sum(0)
-            grad_logits = grad_logits.to(hidden.dtype)
-            if grad_hidden is not None:
-                grad_hidden[rows] = grad_logits @ weight
-            if grad_weight is not None:
-                _add_product(grad_weight, grad_logits.T, states)
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(weight.dtype),
-            None,
-            None,
-            None,
-            None,
+def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """ValueError unless the head fits the hidden states."""
+    for name, tensor in (("hidden", hidden), ("weight", weight)):
+        if tensor.dim() != 2:
+            raise ValueError(
+                f"{name} must have 2 dimensions, got {tuple(tensor.shape)}; flatten it."
+            )
+    if hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden [M, D] and weight [V, D] must agree in D, got {tuple(hidden.shape)} and "
+            f"{tuple(weight.shape)}."
         )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be [V] = [{len(weight)}], got {tuple(bias.shape)}.")
+    dtypes = {tensor.dtype for tensor in (hidden, weight, bias) if tensor is not None}
+    if len(dtypes) > 1:
+        raise ValueError(f"hidden, weight and bias must share a dtype, got {dtypes}; cast them.")
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """[rows, V] over temperature, in the softmax's dtype."""
-    logits = torch.nn.functional.linear(hidden, weight, bias).to(_softmax_dtype(hidden))
-    return logits if temperature == 1.0 else logits.div_(temperature)
+def _positions(mask: Tensor | None, shape: Any, like: Tensor) -> Tensor:
+    """The rows to score, int64 [M]."""
+    if mask is None:
+        return torch.arange(len(like), device=like.device)
+    check_mask(mask, "mask")
+    if mask.shape != shape:
+        raise ValueError(f"mask must be {tuple(shape)} as the tokens, got {tuple(mask.shape)}.")
+    return mask.reshape(-1).nonzero().squeeze(-1)
 
 
-def _entropy(scores: Tensor) -> Tensor:
-    """-sum p log p over the last axis of log-probs; an excluded token (-inf) counts 0."""
-    probs = scores.exp()
-    return -torch.where(probs > 0, probs * scores, 0.0).sum(-1)
+def _vocab_start(
+    num_rows: int, labels: Tensor, positions: Tensor, group: ProcessGroup | None
+) -> int:
+    """First row of this rank. Labels are met here: a rank alone cannot tell one that none holds."""
+    if group is None:
+        return 0
+    start, total = shard_range(num_rows, group, labels.device)
+    scored = labels[positions]
+    if scored.numel() and not 0 <= int(scored.min()) <= int(scored.max()) < total:
+        raise ValueError(
+            f"labels must be in [0, {total}), the vocabulary of all ranks, got "
+            f"{int(scored.min())} to {int(scored.max())}; mask what is not scored."
+        )
+    return start
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
-
-
-def _softmax_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def _matrix_shape(name: str, tensor: Tensor) -> tuple[int, int]:
-    if tensor.dim() != 2:
-        raise ValueError(f"{name} must have 2 dimensions, got {tuple(tensor.shape)}; flatten it.")
-    return tensor.shape[0], tensor.shape[1]
-
-
-def _check_temperature(temperature: float) -> None:
+def check_settings(
+    temperature: float,
+    softcap: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    chunk_tokens: int | None,
+) -> None:
     if not temperature > 0:
         raise ValueError(
             f"temperature must be positive, got {temperature}; "
             "for greedy completions score at temperature 1.0."
         )
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap must be positive and finite, got {softcap}; None for none.")
+    check_support(top_k, top_p)
+    if chunk_tokens is not None and chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}.")
