@@ -3,11 +3,13 @@
 import pytest
 import torch
 from burnish_losses.support import support_threshold
-from vllm.v1.sample.ops import topk_topp_sampler
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own, at its import
 @pytest.mark.parametrize(("top_k", "top_p"), [(5, None), (None, 0.8), (9, 0.7)])
 def test_the_support_is_vllms(top_k: int | None, top_p: float | None) -> None:
+    from vllm.v1.sample.ops import topk_topp_sampler
+
     logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(1))
     theirs = topk_topp_sampler.apply_top_k_top_p_pytorch(
         logits.clone(),
