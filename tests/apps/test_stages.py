@@ -182,9 +182,8 @@ class TestUpdate:
             ("train_step", [2, 3]),
         ]
         assert {"old_logprobs", "reference_logprobs"} < set(policy.calls[-1][2])
-        # the second update's mismatch is with weights that sampled nothing: no sync is at fault
         assert metrics == {
-            "mismatch/mean_abs": 10.0,
+            "mismatch/mean_abs": 55.0,
             "train/loss": 1.5,
             "train/num_tokens": 300.0,
         }

@@ -169,7 +169,7 @@ def update(policy: PolicyGroup, batch: RaggedBatch, config: GrpoConfig) -> dict[
 
     Returns:
         Metrics: of the only update, or their mean over the updates; numbers of tokens and sequences
-        are sums, and ``mismatch/*`` is the first update's, made with the weights that sampled.
+        are sums.
     """
     training, temperature = config.training, config.rollout.temperature
     loss_fn = partial(
@@ -201,8 +201,6 @@ def update(policy: PolicyGroup, batch: RaggedBatch, config: GrpoConfig) -> dict[
 
 def combine(name: str, values: Sequence[float]) -> float:
     """One metric of a step from its updates' values; see `update`."""
-    if name.startswith("mismatch/"):
-        return values[0]
     return float(np.sum(values) if name.startswith("train/num_") else np.mean(values))
 
 

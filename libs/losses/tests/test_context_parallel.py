@@ -108,3 +108,6 @@ def test_a_wrong_order_is_named() -> None:
         gather_context_parallel(torch.zeros(3), torch.arange(4), None)
     with pytest.raises(ValueError, match="order must be int64"):
         gather_context_parallel(torch.zeros(3), torch.arange(3).int(), None)
+    for order in ([0, 0, 2], [0, 1, -1], [0, 1, 3]):
+        with pytest.raises(ValueError, match="order must hold each of the 3 places once"):
+            gather_context_parallel(torch.zeros(3), torch.tensor(order), None)

@@ -184,9 +184,10 @@ def test_large_logits_do_not_overflow() -> None:
         ({"weight": torch.zeros(6, 4, dtype=torch.float32)}, "share a dtype"),
         ({"hidden": torch.zeros(1, 3, 4, dtype=torch.float64)}, "hidden must have 2 dimensions"),
         ({"bias": torch.zeros(5, dtype=torch.float64)}, r"bias must be \[V\] = \[6\]"),
-        ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
-        ({"temperature": math.nan}, "temperature must be positive, got nan"),
-        ({"chunk_tokens": 0}, "chunk_tokens must be at least 1, got 0"),
+        ({"temperature": 0.0}, "temperature must be positive and finite, got 0.0"),
+        ({"temperature": math.nan}, "temperature must be positive and finite, got nan"),
+        ({"temperature": math.inf}, "temperature must be positive and finite, got inf"),
+        ({"chunk_tokens": 0}, "chunk_tokens must be at least 1, and an integer, got 0"),
     ],
 )
 def test_wrong_inputs_are_named(change: dict[str, object], message: str) -> None:

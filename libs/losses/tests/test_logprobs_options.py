@@ -262,6 +262,8 @@ def test_topk_needs_no_gradient_and_keeps_leading_dimensions() -> None:
     assert not logprobs.requires_grad
     with pytest.raises(ValueError, match="k must be from 1 to the vocabulary's size 11, got 12"):
         topk_logprobs_from_logits(logits, 12)
+    with pytest.raises(ValueError, match="k must be at least 1, and an integer"):
+        topk_logprobs_from_logits(logits, 2.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -269,12 +271,14 @@ def test_topk_needs_no_gradient_and_keeps_leading_dimensions() -> None:
     [
         ({"softcap": 0.0}, "softcap must be positive and finite, got 0.0"),
         ({"softcap": math.nan}, "softcap must be positive and finite, got nan"),
-        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_k": 0}, "top_k must be at least 1, and an integer, got 0"),
+        ({"top_k": 2.5}, "top_k must be at least 1, and an integer, got 2.5"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         ({"top_p": math.nan}, "top_p must be in"),
         ({"mask": torch.ones(M)}, "mask must be bool"),
         ({"mask": torch.ones(3).bool()}, r"mask must be \(7,\) as the tokens, got \(3,\)"),
         ({"chunk_tokens": 0}, "chunk_tokens must be at least 1"),
+        ({"chunk_tokens": 2.5}, "chunk_tokens must be at least 1, and an integer, got 2.5"),
     ],
 )
 def test_wrong_settings_are_named(change: dict[str, Any], message: str) -> None:

@@ -63,7 +63,7 @@ def test_metrics_by_hand() -> None:
     logprobs, batch = two_sequences()
     # The reference gives every token twice the policy's probability: k3 = 1 - ln 2.
     batch["reference_logprobs"] = logprobs.detach() + math.log(2)
-    batch["sampled_logprobs"] = logprobs.detach() + torch.tensor([9.0, 0.1, -0.3, 9.0, 0.2])
+    batch["sampled_logprobs"] = batch["old_logprobs"] + torch.tensor([9.0, 0.1, -0.3, 9.0, 0.2])
     metrics = metrics_of(grpo_loss(logprobs, batch), batch)
     assert metrics == pytest.approx(
         {

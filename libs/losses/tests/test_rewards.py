@@ -104,6 +104,11 @@ def test_a_broken_reward_is_masked_and_counted() -> None:
     assert masked["reward/num_not_finite"] == 0
 
 
+def test_metrics_refuse_a_floor_that_is_none() -> None:
+    with pytest.raises(ValueError, match="relative_floor must be positive"):
+        reward_metrics(torch.zeros(4), ONE_GROUP, relative_floor=-1.0)
+
+
 def test_metrics_by_hand() -> None:
     rewards = torch.tensor([1.0, 0.0, 3.0, 3.0, 3.0])
     metrics = reward_metrics(rewards, torch.tensor([0, 0, 1, 1, 2]))

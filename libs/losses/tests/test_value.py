@@ -88,6 +88,16 @@ def test_explained_variance_at_its_ends() -> None:
     assert explained(torch.full((3,), 7.0)) == pytest.approx(0.0)
     assert explained(-returns) == pytest.approx(-3.0)
     assert math.isnan(explained(returns, batch | {"returns": torch.ones(3)}))
+    nearly = torch.tensor([1.0, 1.0001, 1.0002])
+    assert explained(nearly, batch | {"returns": nearly}) == 1.0
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, -0.7, 1e4 / 3])
+def test_returns_that_are_equal_have_no_variance_to_explain(constant: float) -> None:
+    """The mean of 1000 squares is not quite the square of the mean."""
+    batch = {"token_mask": torch.ones(1000).bool(), "returns": torch.full((1000,), constant)}
+    output = value_loss(torch.arange(1000.0), batch, clip=None)
+    assert math.isnan(explained_variance(finalize(output.metrics, {"tokens": 1000})))
 
 
 @pytest.mark.parametrize("clip", [0.2, None])

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from burnish_losses import (
+    _chunks,
     logprobs_from_hidden,
     logprobs_from_logits,
     topk_logprobs_from_hidden,
@@ -33,6 +34,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "three labels": {"labels": 3, "with_entropy": True},
     "frozen head": {"frozen": True, "temperature": 0.7},
     "frozen head, top-k": {"frozen": True, "top_k": 3},
+    "top-k of all": {"top_k": V, "top_p": 1.0},
+    # The ranks' own parts would give them other numbers of chunks, and so of collectives.
+    "default chunks": {"chunk_tokens": None, "top_p": 0.7},
 }
 
 
@@ -48,7 +52,7 @@ def run(
     from_logits: bool,
 ) -> dict[str, Tensor]:
     """Results and gradients of the part of the vocabulary; hidden and labels are whole."""
-    options = dict(options)
+    options = {"chunk_tokens": 4, **options}
     shape = (M, options.pop("labels", 1))
     labels = torch.randint(V, shape, generator=torch.Generator().manual_seed(3))
     if shape[1] == 1:
@@ -59,11 +63,9 @@ def run(
     bias = randn(V, seed=2)[rows].clone().requires_grad_(not frozen)
     logits = (randn(M, D) @ randn(V, D, seed=1)[rows].T).requires_grad_()
     if from_logits:
-        result = logprobs_from_logits(logits, labels, group=group, chunk_tokens=4, **options)
+        result = logprobs_from_logits(logits, labels, group=group, **options)
     else:
-        result = logprobs_from_hidden(
-            hidden, weight, labels, bias=bias, group=group, chunk_tokens=4, **options
-        )
+        result = logprobs_from_hidden(hidden, weight, labels, bias=bias, group=group, **options)
     logprobs, entropy = result if options.get("with_entropy") else (result, torch.zeros(M))
     upstream = randn(*labels.shape, seed=5)
     ((upstream * logprobs).sum() + entropy.square().sum()).backward()
@@ -84,7 +86,7 @@ def run_alone(rows: slice) -> tuple[Tensor, Tensor]:
 
 def run_topk(rows: slice, group: dist.ProcessGroup | None) -> tuple[Tensor, ...]:
     hidden, weight, bias = randn(M, D), randn(V, D, seed=1)[rows], randn(V, seed=2)[rows]
-    settings: dict[str, Any] = {"softcap": 2.0, "group": group, "chunk_tokens": 4}
+    settings: dict[str, Any] = {"softcap": 2.0, "group": group}
     return (
         *topk_logprobs_from_hidden(hidden, weight, 6, bias=bias, **settings),
         *topk_logprobs_from_logits(hidden @ weight.T + bias, 6, **settings),
@@ -118,7 +120,8 @@ def test_ranks_give_what_one_process_gives(num_ranks: int, tmp_path: Path) -> No
         assert (grad_hidden - whole["hidden"]).abs().max() > 0.1
         for mine, expected in zip(results["topk"], run_topk(slice(None), None), strict=True):
             torch.testing.assert_close(mine, expected)
-        assert results["label error"].startswith("labels must be in [0, 13), the vocabulary of all")
+        assert results["label error"].startswith("labels must be in [0, 13), the whole vocabulary")
+        assert results["no row error"].startswith("Every rank must hold a row of the vocabulary")
 
 
 def rows_of(num_ranks: int, rank: int) -> slice:
@@ -130,6 +133,7 @@ def run_rank(rank: int, num_ranks: int, store: str, directory: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)
     group, rows = dist.group.WORLD, rows_of(num_ranks, rank)
+    _chunks.CHUNK_BYTES = 128  # of float64: 2 rows of 8 columns, 3 of 5, 16 of 1
     results: dict[Any, Any] = {
         (name, from_logits): run(rows, options, group, from_logits)
         for name, options in OPTIONS.items()
@@ -140,5 +144,8 @@ def run_rank(rank: int, num_ranks: int, store: str, directory: Path) -> None:
     with pytest.raises(ValueError) as error:
         logprobs_from_logits(randn(1, V)[:, rows], torch.tensor([V]), group=group)
     results["label error"] = str(error.value)
+    with pytest.raises(ValueError) as error:
+        logprobs_from_logits(randn(1, 5 * rank), torch.tensor([0]), group=group)
+    results["no row error"] = str(error.value)
     torch.save(results, directory / f"rank{rank}.pt")
     dist.destroy_process_group()

@@ -54,7 +54,7 @@ def softmax_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def rows_per_chunk(chunk_tokens: int | None, vocabulary_size: int, like: Tensor) -> int:
-    """Those asked for, or as many as fit CHUNK_BYTES."""
+    """Those asked for, or as many as fit CHUNK_BYTES; by the largest shard, so alike on all."""
     row_bytes = vocabulary_size * (8 if like.dtype == torch.float64 else 4)
     return chunk_tokens or max(1, CHUNK_BYTES // max(1, row_bytes))
 
@@ -100,8 +100,9 @@ def chunk_gradient_(
     """
     scale_(logits, scoring)
     slope = None
-    if scoring.softcap is not None:  # 1 - tanh^2
+    if scoring.softcap is not None:  # 1 - tanh^2, and 0 where a token is excluded
         slope = (logits * (scoring.temperature / scoring.softcap)).square_().neg_().add_(1)
+        slope.clamp_(min=0)
     columns, own = _own_columns(labels, logits.shape[1], scoring)
     if scores.threshold is not None:
         _exclude_(logits, scores.threshold, columns, own)
@@ -125,9 +126,11 @@ def subtract_labels_(probs: Tensor, labels: Tensor, scoring: Scoring) -> Tensor:
 
 
 def scale_(logits: Tensor, scoring: Scoring) -> Tensor:
-    """Softcap, then temperature, in place."""
+    """Softcap, then temperature, in place; what is excluded stays excluded."""
     if scoring.softcap is not None:
+        excluded = logits == -torch.inf
         logits.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
+        logits.masked_fill_(excluded, -torch.inf)
     return logits if scoring.temperature == 1.0 else logits.div_(scoring.temperature)
 
 

@@ -103,17 +103,19 @@ class HiddenLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=dtype) if needs_bias else None
         trained = _trained(positions, *grads)
         buffers = head_buffers(min(chunk_tokens, len(trained)), weight)
-        for rows in chunks_of(trained, chunk_tokens):
-            states = hidden[rows]
-            logits = head_logits(states, weight, bias, buffers)
-            grad_logits = gradient_of(logits, labels, results, grads, rows, scoring)
-            if grad_bias is not None:
-                grad_bias += grad_logits.sum(0)
-            grad_logits = narrow(grad_logits, buffers)
-            if grad_hidden is not None:
-                grad_hidden[rows] = (grad_logits @ weight).to(hidden_dtype)
-            if grad_weight is not None:
-                _add_product(grad_weight, grad_logits.T, states)
+        # A backward pass within autocast would round these products to its dtype.
+        with torch.autocast(hidden.device.type, enabled=False):
+            for rows in chunks_of(trained, chunk_tokens):
+                states = hidden[rows]
+                logits = head_logits(states, weight, bias, buffers)
+                grad_logits = gradient_of(logits, labels, results, grads, rows, scoring)
+                if grad_bias is not None:
+                    grad_bias += grad_logits.sum(0)
+                grad_logits = narrow(grad_logits, buffers)
+                if grad_hidden is not None:
+                    grad_hidden[rows] = (grad_logits @ weight).to(hidden_dtype)
+                if grad_weight is not None:
+                    _add_product(grad_weight, grad_logits.T, states)
         return (
             None if grad_hidden is None else all_sum(grad_hidden, scoring.group).to(hidden.dtype),
             None if grad_weight is None else grad_weight.to(weight.dtype),

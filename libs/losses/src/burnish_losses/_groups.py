@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from burnish_losses._columns import check_mask
+from burnish_losses._columns import check_integers, check_mask, check_tensors
 
 TINY = torch.finfo(torch.float64).tiny
 
@@ -26,6 +26,10 @@ class Grouped(NamedTuple):
 
 def group_rewards(rewards: Tensor, group_ids: Tensor, mask: Tensor | None) -> Grouped:
     """Rewards [N] by their ids [N]; ValueError unless the shapes agree and the mask is bool."""
+    check_tensors("[N]", rewards=rewards)
+    check_integers("[N]", group_ids=group_ids)
+    if mask is not None:
+        check_mask(mask, "mask")
     shapes = [tuple(t.shape) for t in (rewards, group_ids, mask) if t is not None]
     if rewards.dim() != 1 or len(set(shapes)) > 1:
         raise ValueError(

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from burnish_losses._columns import column
-from burnish_losses.reduce import Metric, sequence_sums
+from burnish_losses._columns import check_integers, check_mask, column
+from burnish_losses.reduce import Metric, sums_and_lengths
 
 
 def pair_positions(batch: Mapping[str, Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,10 +29,8 @@ def pair_positions(batch: Mapping[str, Tensor], like: Tensor) -> tuple[Tensor, T
             chosen and one rejected sequence.
     """
     pair_ids, chosen = column(batch, "pair_ids", like), column(batch, "chosen", like)
-    if pair_ids.is_floating_point() or pair_ids.dtype == torch.bool:
-        raise ValueError(f"pair_ids must be integers, got {pair_ids.dtype}; convert them.")
-    if chosen.dtype != torch.bool:
-        raise ValueError(f"chosen must be bool, got {chosen.dtype}; convert with chosen != 0.")
+    check_integers("[N]", pair_ids=pair_ids)
+    check_mask(chosen, "chosen")
     order = (~chosen).int().argsort(stable=True)  # chosen first, also within each pair
     order = order[pair_ids[order].argsort(stable=True)]
     order = order[pair_ids[order] >= 0]
@@ -51,15 +48,13 @@ def sequence_values(
     """Sums [N] over the trained tokens of each sequence, or their means; 0 without any.
 
     Args:
-        values: [T], already selected: 0 where not trained.
+        values: [T].
         mask: [T] bool.
         cu_seqlens: [N+1].
         length_average: divide by the sequence's own number of trained tokens.
     """
-    sums = sequence_sums(values, cu_seqlens)
-    if not length_average:
-        return sums
-    return sums / sequence_sums(mask.to(values.dtype), cu_seqlens).clamp(min=1)
+    sums, lengths = sums_and_lengths(values, mask, cu_seqlens)
+    return sums / lengths.clamp(min=1) if length_average else sums
 
 
 def pair_metrics(chosen_rewards: Tensor, rejected_rewards: Tensor) -> dict[str, Metric]:

@@ -30,3 +30,10 @@ def check_window(low: float, high: float) -> None:
     """ValueError unless 0 <= low <= high; NaN is neither."""
     if not 0 <= low <= high:
         raise ValueError(f"The window must have 0 <= low <= high, got low {low} and high {high}.")
+
+
+def check_count(**settings: int) -> None:
+    """ValueError unless each is an integer from 1 on."""
+    for name, value in settings.items():
+        if not (isinstance(value, int) and value >= 1):
+            raise ValueError(f"{name} must be at least 1, and an integer, got {value}.")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from burnish_losses._columns import check_mask
+from burnish_losses._columns import check_integers, check_mask, check_tensors
 from burnish_losses._groups import (
     TINY,
     Grouped,
@@ -52,7 +52,10 @@ def group_relative_advantages(
 
     Args:
         rewards: [N], floating point. One that is not finite counts as masked.
-        group_ids: [N], integers, in any order.
+        group_ids: [N], integers, in any order: one id for all rollouts of one prompt, such as
+            `torch.arange(num_prompts).repeat_interleave(group_size)`. Were each rollout's its own,
+            all advantages would be 0: `rewards.reward_metrics` shows that as a
+            reward/groups_without_spread of 1.
         mask: [N] bool or None. A masked rollout gets 0 and does not shape its group's baseline.
 
     Returns:
@@ -102,6 +105,9 @@ def remax_advantages(
     Raises:
         ValueError: shapes that do not match, a mask that is not bool.
     """
+    check_tensors("[N]", rewards=rewards, greedy_rewards=greedy_rewards)
+    if mask is not None:
+        check_mask(mask, "mask")
     shapes = [tuple(t.shape) for t in (rewards, greedy_rewards, mask) if t is not None]
     if rewards.dim() != 1 or len(set(shapes)) > 1:
         raise ValueError(
@@ -136,6 +142,7 @@ def reinforce_plus_plus_advantages(
         ValueError: as in `group_relative_advantages`.
     """
     check_positive(relative_floor=relative_floor)
+    check_tensors("[N]", rewards=rewards)
     batch = group_rewards(rewards, torch.zeros_like(rewards, dtype=torch.int64), mask)
     groups = batch if group_ids is None else group_rewards(rewards, group_ids, mask)
     differences = batch._replace(values=centred(groups).values)
@@ -159,7 +166,7 @@ def gdpo_advantages(
 
     Args:
         rewards: [N, R], floating point.
-        group_ids: [N], integers, in any order.
+        group_ids: [N], integers, in any order, one id for all rollouts of one prompt.
         weights: R numbers, or None for 1 each.
         mask: bool, [N], or [N, R] where single rewards do not apply: they add 0. A reward that
             applies and is not finite masks its whole rollout.
@@ -175,6 +182,8 @@ def gdpo_advantages(
             not positive.
     """
     check_positive(relative_floor=relative_floor)
+    check_tensors("[N, R]", rewards=rewards)
+    check_integers("[N]", group_ids=group_ids)
     if rewards.dim() != 2 or group_ids.shape != rewards.shape[:1]:
         raise ValueError(
             f"rewards must be [N, R] with group_ids [N], got {tuple(rewards.shape)} and "

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from burnish_losses._columns import column
-from burnish_losses.reduce import Term, masked_sum, sequence_sums
+from burnish_losses._columns import column, trained_mask
+from burnish_losses.reduce import Term, masked_sum, sums_and_lengths
 
 # How values of tokens become a term: (values [T], batch) -> Term. Only trained tokens count.
 Aggregate = Callable[[Tensor, Mapping[str, Tensor]], Term]
@@ -20,21 +19,19 @@ Aggregate = Callable[[Tensor, Mapping[str, Tensor]], Term]
 
 def token_mean(values: Tensor, batch: Mapping[str, Tensor]) -> Term:
     """The mean over all trained tokens of the global batch, as in DAPO (Yu et al. 2025, eq. 8)."""
-    return Term(masked_sum(values, column(batch, "token_mask", like=values)), "tokens")
+    return Term(masked_sum(values, trained_mask(batch, like=values)), "tokens")
 
 
 def sequence_mean(values: Tensor, batch: Mapping[str, Tensor]) -> Term:
     """The mean over sequences of each one's token mean, as in GRPO (Shao et al. 2024, eq. 3)."""
-    mask = column(batch, "token_mask", like=values)
-    cu_seqlens = column(batch, "cu_seqlens")
-    sums = sequence_sums(torch.where(mask, values, 0.0), cu_seqlens)
-    lengths = sequence_sums(mask.to(values.dtype), cu_seqlens)
+    mask = trained_mask(batch, like=values)
+    sums, lengths = sums_and_lengths(values, mask, column(batch, "cu_seqlens"))
     return Term((sums / lengths.clamp(min=1)).sum(), "sequences")
 
 
 def sequence_sum(values: Tensor, batch: Mapping[str, Tensor]) -> Term:
     """The mean over sequences of each one's sum over tokens."""
-    return Term(masked_sum(values, column(batch, "token_mask", like=values)), "sequences")
+    return Term(masked_sum(values, trained_mask(batch, like=values)), "sequences")
 
 
 def constant_length(num_tokens: int) -> Aggregate:

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from burnish_losses._columns import check_tensors
+
 
 def gather_context_parallel(values: Tensor, order: Tensor, group: ProcessGroup | None) -> Tensor:
     """The shards of all ranks as one tensor in the order of the pack, differentiable.
@@ -32,13 +34,20 @@ def gather_context_parallel(values: Tensor, order: Tensor, group: ProcessGroup |
         [T, ...], the same on every rank.
 
     Raises:
-        ValueError: an order that does not have one entry a token of all shards.
+        ValueError: an order that is not a permutation of the tokens of all shards.
     """
+    check_tensors("[T / cp, ...]", values=values)
+    check_tensors("[T]", order=order)
     num_ranks = 1 if group is None else dist.get_world_size(group)
     if order.shape != (num_ranks * len(values),) or order.dtype != torch.int64:
         raise ValueError(
             f"order must be int64 [{num_ranks} * {len(values)}], one entry a token of all shards, "
             f"got {order.dtype} {tuple(order.shape)}."
+        )
+    if not torch.equal(order.sort().values, torch.arange(len(order), device=order.device)):
+        raise ValueError(
+            f"order must hold each of the {len(order)} places once, got repeated or other ones; "
+            "each token of the pack lies in one shard."
         )
     whole: Tensor = _Gather.apply(values, order, group)
     return whole

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from burnish_losses._columns import column
+from burnish_losses._columns import check_mask, check_tokens, column, trained_mask, widened
 from burnish_losses.kl import kl_k3
-from burnish_losses.reduce import Metric, masked_max, masked_sum, sequence_sums
+from burnish_losses.reduce import Metric, masked_max, masked_sum, sums_and_lengths
 
 
 def logprob_mismatch(
@@ -36,15 +36,18 @@ def logprob_mismatch(
         sequences, of each one's mean `exp(|d|)` over its tokens. One broken sequence among many
         shows in the largest. These are NeMo RL's multiplicative probability errors.
         mismatch/kl: mean `exp(d) - d - 1`, the estimate k3 of KL(engine || trainer).
+
+    Raises:
+        ValueError: a missing column, shapes that do not match, a mask that is not bool.
     """
-    mask, cu_seqlens = column(batch, "token_mask", like=logprobs), column(batch, "cu_seqlens")
-    signed = torch.where(mask, logprobs - sampled_logprobs, 0.0).detach()
+    check_tokens(logprobs=logprobs, sampled_logprobs=sampled_logprobs)
+    mask, cu_seqlens = trained_mask(batch, like=logprobs), column(batch, "cu_seqlens")
+    signed = torch.where(mask, widened(logprobs) - widened(sampled_logprobs), 0.0).detach()
     difference = signed.abs()
     factors = torch.where(mask, difference.exp(), 0.0)
-    lengths = sequence_sums(mask.to(factors.dtype), cu_seqlens)
-    per_sequence = sequence_sums(factors, cu_seqlens) / lengths.clamp(min=1)
-    # An engine that rules the token out is infinitely far away; k3 itself would be inf - inf.
-    kl = torch.where(signed == torch.inf, torch.inf, kl_k3(torch.zeros_like(signed), signed))
+    sums, lengths = sums_and_lengths(factors, mask, cu_seqlens)
+    per_sequence = sums / lengths.clamp(min=1)
+    kl = kl_k3(torch.zeros_like(signed), signed)
     return {
         "mismatch/mean_abs": Metric(difference.sum(), "tokens", "mean"),
         "mismatch/max_abs": Metric(masked_max(difference, mask), None, "max"),
@@ -71,7 +74,11 @@ def clip_fractions(
         policy/clip_fraction_low: where A < 0 and it is below 1 - clip_low;
         policy/clip_fraction: the two together. With a dual_clip, policy/clip_fraction_dual: where
         A < 0 and it is above dual_clip.
+
+    Raises:
+        ValueError: shapes that do not match, a mask that is not bool.
     """
+    check_tokens(ratio=ratio, advantages=advantages, mask=mask)
     high = (advantages > 0) & (ratio > 1 + clip_high)
     low = (advantages < 0) & (ratio < 1 - clip_low)
     fractions = {"": high | low, "_high": high, "_low": low}
@@ -86,7 +93,11 @@ def clip_fractions(
 def weight_clip_fractions(
     ratio: Tensor, _advantages: Tensor, mask: Tensor, *, clip_low: float, clip_high: float
 ) -> dict[str, Metric]:
-    """Shares of the trained tokens whose weight `cispo_surrogate` clipped, whatever their sign."""
+    """Shares of the trained tokens whose weight `cispo_surrogate` clipped, whatever their sign.
+
+    Shapes, errors: as in `clip_fractions`.
+    """
+    check_tokens(ratio=ratio, advantages=_advantages, mask=mask)
     high, low = ratio > 1 + clip_high, ratio < 1 - clip_low
     return {
         **token_mean_metric("policy/clip_fraction_high", high.to(ratio.dtype), mask),
@@ -97,9 +108,11 @@ def weight_clip_fractions(
 def weight_moments(name: str, weights: Tensor, mask: Tensor) -> dict[str, Metric]:
     """Of weights [T] at the trained tokens: NAME/mean, NAME/mean_square, NAME/zero_fraction.
 
-    The first two are what `effective_sample_size` takes.
+    The first two are what `effective_sample_size` takes. Errors: as in `clip_fractions`.
     """
-    weights = torch.where(mask, weights.detach(), 0.0)
+    check_mask(mask, "mask")
+    check_tokens(weights=weights, mask=mask)
+    weights = widened(torch.where(mask, weights.detach(), 0.0))
     return {
         **token_mean_metric(f"{name}/mean", weights, mask),
         **token_mean_metric(f"{name}/mean_square", weights.square(), mask),

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from burnish_losses._columns import check_mask, select
-from burnish_losses._settings import check_positive
+from burnish_losses._columns import check_mask, check_tensors, check_tokens, select
+from burnish_losses._settings import check_count, check_positive
 from burnish_losses.aggregate import Aggregate, token_mean
+from burnish_losses.logprobs import check_head
 from burnish_losses.reduce import LossOutput, Metric
 
 # (student's log-probs [..., V], teacher's [..., V]) -> [...], nats.
@@ -118,13 +119,14 @@ def divergence_from_hidden(
     """`divergence_from_logits` of `hidden @ weight.T` of both, without ever holding [T, V].
 
     The logits of both are made `chunk_tokens` trained tokens at a time, and again in the backward
-    pass, where a token whose divergence receives no gradient costs nothing.
+    pass, where a token whose divergence receives no gradient costs nothing. Autocast is off for it:
+    products are made in the dtype of what they are of.
 
     Args:
         student_hidden: [T, D], floating point.
         student_weight: [V, D], of the student's head, same dtype.
         teacher_hidden: [T, D'], of the teacher, which gets no gradient; D' may be another.
-        teacher_weight: [V, D'].
+        teacher_weight: [V, D'], same dtype.
         token_mask, divergence, temperature: as in `divergence_from_logits`.
         chunk_tokens: rows of logits of each held at once.
 
@@ -132,12 +134,14 @@ def divergence_from_hidden(
         [T], float32 (float64 for a float64 student), 0 at untrained tokens.
 
     Raises:
-        ValueError: shapes that do not match, such as vocabularies padded differently; a mask that
-            is not bool; a temperature or chunk that is not positive.
+        ValueError: shapes or dtypes that do not match, such as vocabularies padded differently; a
+            mask that is not bool; a temperature or chunk that is not positive.
     """
     check_positive(temperature=temperature)
-    if chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}.")
+    check_count(chunk_tokens=chunk_tokens)
+    check_tensors("[T, D]", student_hidden=student_hidden, teacher_hidden=teacher_hidden)
+    check_tensors("[V, D]", student_weight=student_weight, teacher_weight=teacher_weight)
+    check_tokens(token_mask=token_mask)
     shapes = [tuple(t.shape) for t in (student_hidden, teacher_hidden)]
     heads = [tuple(t.shape) for t in (student_weight, teacher_weight)]
     wanted = [(len(token_mask), *head[1:]) for head in heads]
@@ -146,6 +150,8 @@ def divergence_from_hidden(
             f"hidden states must be [T, D] with heads [V, D] of one vocabulary and token_mask [T], "
             f"got {shapes}, {heads} and {tuple(token_mask.shape)}; cut padding off the larger head."
         )
+    check_head(student_hidden, student_weight, None)
+    check_head(teacher_hidden, teacher_weight, None)
     check_mask(token_mask)
     values: Tensor = _HiddenDivergence.apply(
         student_hidden[token_mask],
@@ -220,7 +226,8 @@ def on_policy_distillation_advantages(
     K. Lu and Thinking Machines, "On-Policy Distillation" (2025). As the column `advantages` of a
     policy-gradient loss, its expected gradient at a token is that of `reverse_kl` there, with the
     tokens before it taken as given: no token is rewarded for what comes later (a discount of 0).
-    For that, as in MiniLLM (Gu et al. 2024), sum it over the tokens ahead: `gae` with values of 0.
+    For that, as in MiniLLM (Gu et al. 2024), sum it over the tokens ahead: `gae` with
+    values of 0 and lam=1.0.
 
     Args:
         logprobs: [T], of the policy that drew the tokens, at the temperature they were drawn at.
@@ -233,11 +240,7 @@ def on_policy_distillation_advantages(
     Raises:
         ValueError: shapes that do not match, a mask that is not bool.
     """
-    if not logprobs.shape == teacher_logprobs.shape == token_mask.shape:
-        raise ValueError(
-            f"logprobs, teacher_logprobs and token_mask must all be [T], got "
-            f"{[tuple(t.shape) for t in (logprobs, teacher_logprobs, token_mask)]}."
-        )
+    check_tokens(logprobs=logprobs, teacher_logprobs=teacher_logprobs, token_mask=token_mask)
     check_mask(token_mask)
     advantages = teacher_logprobs.detach().double() - logprobs.detach().double()
     return torch.where(token_mask, advantages, 0.0)
@@ -280,11 +283,12 @@ class _HiddenDivergence(torch.autograd.Function):
         chunk_tokens: int,
     ) -> Tensor:
         values = hidden.new_empty(len(hidden), dtype=_softmax_dtype(hidden))
-        for start in range(0, len(hidden), chunk_tokens):
-            rows = slice(start, start + chunk_tokens)
-            teacher = _logprobs(teacher_hidden[rows] @ teacher_weight.T, temperature)
-            student = _logprobs(hidden[rows] @ weight.T, temperature)
-            values[rows] = divergence(student, teacher)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, len(hidden), chunk_tokens):
+                rows = slice(start, start + chunk_tokens)
+                teacher = _logprobs(teacher_hidden[rows] @ teacher_weight.T, temperature)
+                student = _logprobs(hidden[rows] @ weight.T, temperature)
+                values[rows] = divergence(student, teacher)
         ctx.save_for_backward(hidden, weight, teacher_hidden, teacher_weight)
         ctx.settings = divergence, temperature, chunk_tokens
         return values
@@ -298,18 +302,19 @@ class _HiddenDivergence(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
         # Summed over chunks, so kept in the softmax's dtype: bfloat16 would lose the small ones.
         grad_weight = torch.zeros_like(weight, dtype=grad_values.dtype) if needs_weight else None
-        for rows in grad_values.nonzero().squeeze(-1).split(chunk_tokens):
-            teacher = _logprobs(teacher_hidden[rows] @ teacher_weight.T, temperature)
-            logits = (hidden[rows] @ weight.T).requires_grad_()
-            with torch.enable_grad():
-                values = divergence(_logprobs(logits, temperature), teacher)
-            (grad_logits,) = torch.autograd.grad(values, logits, grad_values[rows])
-            if grad_hidden is not None:
-                grad_hidden[rows] = grad_logits @ weight
-            if grad_weight is not None and grad_weight.dtype == weight.dtype:
-                grad_weight.addmm_(grad_logits.T, hidden[rows])  # no second [V, D]
-            elif grad_weight is not None:
-                grad_weight += grad_logits.T @ hidden[rows]
+        with torch.autocast(hidden.device.type, enabled=False):
+            for rows in grad_values.nonzero().squeeze(-1).split(chunk_tokens):
+                teacher = _logprobs(teacher_hidden[rows] @ teacher_weight.T, temperature)
+                logits = (hidden[rows] @ weight.T).requires_grad_()
+                with torch.enable_grad():
+                    values = divergence(_logprobs(logits, temperature), teacher)
+                (grad_logits,) = torch.autograd.grad(values, logits, grad_values[rows])
+                if grad_hidden is not None:
+                    grad_hidden[rows] = grad_logits @ weight
+                if grad_weight is not None and grad_weight.dtype == weight.dtype:
+                    grad_weight.addmm_(grad_logits.T, hidden[rows])  # no second [V, D]
+                elif grad_weight is not None:
+                    grad_weight += grad_logits.T @ hidden[rows]
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None, None, None
@@ -338,6 +343,8 @@ def _softmax_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def _check_rows(student: Tensor, teacher: Tensor, token_mask: Tensor) -> None:
+    check_tensors("[T, V] or [T, K]", student=student, teacher=teacher)
+    check_tokens(token_mask=token_mask)
     if student.shape != teacher.shape or student.shape[:-1] != token_mask.shape:
         raise ValueError(
             f"Student and teacher must have one shape [T, V] or [T, K] and token_mask [T], got "

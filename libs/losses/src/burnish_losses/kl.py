@@ -23,6 +23,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from burnish_losses._columns import widened
+
 LOG_RATIO_LIMIT = 20.0
 
 Kl = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -41,11 +43,13 @@ def kl_k2(logprobs: Tensor, reference_logprobs: Tensor, _old: Tensor | None = No
 def kl_k3(logprobs: Tensor, reference_logprobs: Tensor, _old: Tensor | None = None) -> Tensor:
     """exp(x) - x - 1: unbiased, never negative.
 
-    Finite also where the policy has all but lost a token (-30 against -1): see `bounded_exp`.
+    Finite also where the policy has all but lost a token (-30 against -1): see `bounded_exp`. It is
+    infinite where one of them rules the token out, and NaN where both do.
     """
     log_ratio = reference_logprobs - logprobs
     # expm1 would be exact near 0; what is lost is below 1e-7 of a log-prob, as the inputs are.
-    return bounded_exp(log_ratio) - log_ratio - 1
+    estimate = bounded_exp(log_ratio) - log_ratio - 1
+    return torch.where(log_ratio == torch.inf, torch.inf, estimate)
 
 
 def kl_k2_off_policy(logprobs: Tensor, reference_logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -66,7 +70,9 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
     """exp(x) up to x = 20, beyond it the tangent there: exp(20) * (1 + x - 20).
 
     Value and gradient stay finite and keep their sign; a clamp would drop the gradient just where
-    policy and reference are furthest apart. At -inf both are 0.
+    policy and reference are furthest apart. At -inf both are 0. In float32 or wider: exp(20) is
+    beyond float16.
     """
+    log_ratio = widened(log_ratio)
     below = log_ratio.clamp(max=LOG_RATIO_LIMIT)
     return below.exp() * (1 + torch.relu(log_ratio - LOG_RATIO_LIMIT))

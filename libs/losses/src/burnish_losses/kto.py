@@ -10,10 +10,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from burnish_losses._columns import column, select
-from burnish_losses._pairs import sequence_values
+from burnish_losses._columns import check_mask, check_tensors, column, select, widened
 from burnish_losses._settings import check_coefficient, check_positive
-from burnish_losses.reduce import LossOutput, Metric, Term, sequence_sums
+from burnish_losses.reduce import LossOutput, Metric, Term, sums_and_lengths
 
 
 def kto_loss(
@@ -52,8 +51,7 @@ def kto_loss(
     check_coefficient(desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
     log_ratios, is_trained = _log_ratios(logprobs, batch)
     desirable = column(batch, "desirable", like=log_ratios)
-    if desirable.dtype != torch.bool:
-        raise ValueError(f"desirable must be bool, got {desirable.dtype}; convert with x != 0.")
+    check_mask(desirable, "desirable")
     baseline = _checked_baseline(kl_baseline, log_ratios)
 
     gains = torch.where(desirable, log_ratios - baseline, baseline - log_ratios)
@@ -79,9 +77,9 @@ def kto_log_ratio_sum(logprobs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """The part of one micro-batch in `kto_baseline`: the sum of the log-ratios of its sequences.
 
     Args:
-        logprobs: [T], of the policy, on mismatched completions: prompts of the batch followed by
-            completions of other prompts. No gradient is needed, nor kept.
-        batch: columns of those same sequences: token_mask, reference_logprobs, cu_seqlens.
+        logprobs: [T], of the policy, on mismatched completions: each prompt of the batch followed
+            by the completion of another (see `kto_baseline`). No gradient is needed, nor kept.
+        batch: columns of those mismatched sequences: token_mask, reference_logprobs, cu_seqlens.
 
     Returns:
         scalar, detached. Sums of micro-batches and ranks add up.
@@ -89,38 +87,54 @@ def kto_log_ratio_sum(logprobs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     Raises:
         ValueError: a missing column, one of another shape, a mask that is not bool.
     """
-    log_ratios, _ = _log_ratios(logprobs.detach(), batch)
+    with torch.no_grad():
+        log_ratios, _ = _log_ratios(logprobs, batch)
     return log_ratios.sum()
 
 
-def kto_baseline(log_ratio_sum: Tensor, num_sequences: int) -> Tensor:
+def kto_baseline(log_ratio_sum: Tensor, num_mismatched_sequences: int) -> Tensor:
     """max(0, mean log-ratio of mismatched completions): KTO's estimate of KL(policy || reference).
 
     Taken once over the global batch before the first `kto_loss`. A baseline of each micro-batch,
-    and the clamp before the sum, would make the loss depend on how the batch was cut::
+    and the clamp before the sum, would make the loss depend on how the batch was cut. Mismatched
+    is a prompt with the completion of another one, here the one before, scored by both policy and
+    reference like any other sequence::
 
+        others = completions[-1:] + completions[:-1]
+        mismatched = pack(prompts, others)  # columns, in micro-batches, of prompt + completion
         own = sum(kto_log_ratio_sum(logprobs_of(part), part) for part in mismatched)
-        # all-reduce own and the count of sequences over data-parallel ranks, then
-        baseline = kto_baseline(own, counts["sequences"])
+        mismatched_counts = add_counts([count(part) for part in mismatched])
+        # all-reduce both over data-parallel ranks, then
+        baseline = kto_baseline(own, mismatched_counts["sequences"])
 
     Args:
         log_ratio_sum: scalar, of `kto_log_ratio_sum`, over all micro-batches and ranks.
-        num_sequences: `count(...)["sequences"]` of the mismatched batches, over the same.
+        num_mismatched_sequences: `count(part)["sequences"]` of the mismatched batches, over the
+            same; those of the batch that is trained on are other sequences, and may be more.
 
     Returns:
-        scalar >= 0, detached; 0 without sequences.
+        scalar >= 0, float32 or wider, detached; 0 without sequences.
+
+    Raises:
+        ValueError: a sum that is no tensor, or counts by unit in the place of a number.
     """
-    return (log_ratio_sum.detach() / max(num_sequences, 1)).clamp(min=0)
+    check_tensors("of one number", log_ratio_sum=log_ratio_sum)
+    if isinstance(num_mismatched_sequences, Mapping):
+        raise ValueError(
+            "num_mismatched_sequences must be a number, got counts by unit; pass the "
+            '["sequences"] of the mismatched batches.'
+        )
+    mean = widened(log_ratio_sum.detach()) / max(int(num_mismatched_sequences), 1)
+    return mean.clamp(min=0)
 
 
 def _log_ratios(logprobs: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Log-ratios [N] summed over trained tokens, and which sequences have any [N] bool."""
     mask, logprobs, columns = select(logprobs, batch, "reference_logprobs")
-    cu_seqlens = column(batch, "cu_seqlens")
-    log_ratios = sequence_values(
-        logprobs - columns["reference_logprobs"], mask, cu_seqlens, length_average=False
+    log_ratios, lengths = sums_and_lengths(
+        logprobs - columns["reference_logprobs"], mask, column(batch, "cu_seqlens")
     )
-    return log_ratios, sequence_sums(mask.to(logprobs.dtype), cu_seqlens) > 0
+    return log_ratios, lengths > 0
 
 
 def _checked_baseline(kl_baseline: Tensor | float, like: Tensor) -> Tensor:

@@ -27,10 +27,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from burnish_losses._chunks import Scoring, rows_per_chunk
-from burnish_losses._columns import check_mask
+from burnish_losses._columns import check_mask, check_tensors
 from burnish_losses._fused import FrozenHeadLogprobs, HiddenLogprobs, LogitsLogprobs
+from burnish_losses._settings import check_count
 from burnish_losses.support import check_support
-from burnish_losses.vocab_parallel import shard_range
+from burnish_losses.vocab_parallel import Shard, shard_of
 
 
 @overload
@@ -80,6 +81,11 @@ def logprobs_from_logits(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Natural log of the probability of each label.
 
+    Row t of the logits must be the model's output that predicts labels[t]: nothing is shifted
+    here. A causal model predicts token t at position t-1, so that for log-probs aligned to tokens
+    the logits of a pack go in as `logits.roll(1, 0)` with labels = token_ids, and the first token
+    of every sequence, whose row is then another sequence's, stays out of the mask.
+
     Args:
         logits: [..., V], floating point. `-inf` excludes a token; a label's own must not be.
         labels: [...] or [..., K], int64 in [0, V) of the whole vocabulary.
@@ -96,22 +102,25 @@ def logprobs_from_logits(
         are differentiable, once.
 
     Raises:
-        ValueError: shapes that do not match, settings out of range, with a group also labels that
-            no rank holds.
+        ValueError: shapes that do not match, settings out of range; on a CPU or with a group also
+            labels outside the vocabulary, which on a GPU fail an assertion of the device.
     """
     check_settings(temperature, softcap, top_k, top_p, chunk_tokens)
+    check_tensors("[..., V]", logits=logits)
+    check_labels(labels)
     tokens = logits.shape[:-1]
     if labels.shape != tokens and labels.shape[:-1] != tokens:
         raise ValueError(
             f"logits must be [..., V] with labels [...] or [..., K], got {tuple(logits.shape)} and "
             f"{tuple(labels.shape)}; select the scored positions of both alike."
         )
-    flat = logits.reshape(-1, logits.shape[-1])
+    flat = logits.reshape(tokens.numel(), logits.shape[-1])
     flat_labels = labels.reshape(len(flat), labels.shape[-1] if labels.dim() > len(tokens) else 1)
     positions = _positions(mask, tokens, flat)
-    start = _vocab_start(flat.shape[1], flat_labels, positions, group)
-    scoring = Scoring(temperature, softcap, top_k, top_p, group, start)
-    rows = rows_per_chunk(chunk_tokens, flat.shape[1], flat)
+    shard = shard_of(flat.shape[1], group, flat.device)
+    _check_labels(flat_labels, positions, shard, group)
+    scoring = _scoring(temperature, softcap, top_k, top_p, group, shard)
+    rows = rows_per_chunk(chunk_tokens, shard.largest, flat)
     logprobs, entropy = LogitsLogprobs.apply(
         flat, flat_labels, positions, scoring, rows, with_entropy
     )
@@ -172,6 +181,9 @@ def logprobs_from_hidden(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`logprobs_from_logits(hidden @ weight.T + bias, labels)` without ever holding [M, V].
 
+    Row t of hidden is the state that predicts labels[t], as in `logprobs_from_logits`: of a causal
+    model over a pack, `hidden.roll(1, 0)` with labels = token_ids and no first token in the mask.
+
     The logits are made `chunk_tokens` rows at a time, in the inputs' dtype as a model's own head
     makes them, and again in the backward pass. A token outside the mask costs nothing, one whose
     results receive no gradient costs nothing in the backward pass, and a NaN in its hidden state
@@ -199,11 +211,12 @@ def logprobs_from_hidden(
         Both are differentiable, once.
 
     Raises:
-        ValueError: shapes or dtypes that do not match, settings out of range, with a group also
-            labels that no rank holds.
+        ValueError: shapes or dtypes that do not match, settings out of range; on a CPU or with a
+            group also labels outside the vocabulary.
     """
     check_settings(temperature, softcap, top_k, top_p, chunk_tokens)
     check_head(hidden, weight, bias)
+    check_labels(labels)
     if labels.shape[:1] != hidden.shape[:1] or labels.dim() > 2:
         raise ValueError(
             f"hidden [M, D], weight [V, D] and labels [M] or [M, K] must agree, got "
@@ -211,9 +224,10 @@ def logprobs_from_hidden(
         )
     columns = labels.unsqueeze(-1) if labels.dim() == 1 else labels
     positions = _positions(mask, labels.shape[:1], hidden)
-    start = _vocab_start(len(weight), columns, positions, group)
-    scoring = Scoring(temperature, softcap, top_k, top_p, group, start)
-    chunk = rows_per_chunk(chunk_tokens, len(weight), weight)
+    shard = shard_of(len(weight), group, weight.device)
+    _check_labels(columns, positions, shard, group)
+    scoring = _scoring(temperature, softcap, top_k, top_p, group, shard)
+    chunk = rows_per_chunk(chunk_tokens, shard.largest, weight)
     inputs = hidden, weight, bias, columns, positions, scoring, chunk
     head_is_frozen = not (weight.requires_grad or (bias is not None and bias.requires_grad))
     asks_for_one = columns.shape[1] == 1 and not with_entropy and softcap is None
@@ -227,6 +241,10 @@ def logprobs_from_hidden(
 
 def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """ValueError unless the head fits the hidden states."""
+    check_tensors("[M, D]", hidden=hidden)
+    check_tensors("[V, D]", weight=weight)
+    if bias is not None:
+        check_tensors("[V]", bias=bias)
     for name, tensor in (("hidden", hidden), ("weight", weight)):
         if tensor.dim() != 2:
             raise ValueError(
@@ -244,6 +262,13 @@ def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"hidden, weight and bias must share a dtype, got {dtypes}; cast them.")
 
 
+def check_labels(labels: Tensor) -> None:
+    """ValueError unless they are token ids; see `_check_labels` for their range."""
+    check_tensors("[M] or [M, K]", labels=labels)
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels must be int64, got {labels.dtype}; convert with labels.long().")
+
+
 def _positions(mask: Tensor | None, shape: Any, like: Tensor) -> Tensor:
     """The rows to score, int64 [M]."""
     if mask is None:
@@ -254,20 +279,36 @@ def _positions(mask: Tensor | None, shape: Any, like: Tensor) -> Tensor:
     return mask.reshape(-1).nonzero().squeeze(-1)
 
 
-def _vocab_start(
-    num_rows: int, labels: Tensor, positions: Tensor, group: ProcessGroup | None
-) -> int:
-    """First row of this rank. Labels are met here: a rank alone cannot tell one that none holds."""
-    if group is None:
-        return 0
-    start, total = shard_range(num_rows, group, labels.device)
+def _scoring(
+    temperature: float,
+    softcap: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    group: ProcessGroup | None,
+    shard: Shard,
+) -> Scoring:
+    """A top-k of the whole vocabulary and a top-p of 1 are none, as in vLLM's sampler."""
+    top_k = None if top_k is not None and top_k >= shard.total else top_k
+    top_p = None if top_p == 1 else top_p
+    return Scoring(temperature, softcap, top_k, top_p, group, shard.start)
+
+
+def _check_labels(
+    labels: Tensor, positions: Tensor, shard: Shard, group: ProcessGroup | None
+) -> None:
+    """ValueError for one outside the vocabulary: a rank alone cannot tell one that none holds.
+
+    Without a group a GPU tells it by itself, and is not waited for.
+    """
+    if group is None and labels.device.type != "cpu":
+        return
     scored = labels[positions]
-    if scored.numel() and not 0 <= int(scored.min()) <= int(scored.max()) < total:
+    if scored.numel() and not 0 <= int(scored.min()) <= int(scored.max()) < shard.total:
         raise ValueError(
-            f"labels must be in [0, {total}), the vocabulary of all ranks, got "
-            f"{int(scored.min())} to {int(scored.max())}; mask what is not scored."
+            f"labels must be in [0, {shard.total}), the whole vocabulary, got "
+            f"{int(scored.min())} to {int(scored.max())}; mask what is not scored, such as by "
+            "mask=labels != -100."
         )
-    return start
 
 
 def check_settings(
@@ -277,13 +318,13 @@ def check_settings(
     top_p: float | None,
     chunk_tokens: int | None,
 ) -> None:
-    if not temperature > 0:
+    if not 0 < temperature < math.inf:
         raise ValueError(
-            f"temperature must be positive, got {temperature}; "
+            f"temperature must be positive and finite, got {temperature}; "
             "for greedy completions score at temperature 1.0."
         )
     if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"softcap must be positive and finite, got {softcap}; None for none.")
     check_support(top_k, top_p)
-    if chunk_tokens is not None and chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}.")
+    if chunk_tokens is not None:
+        check_count(chunk_tokens=chunk_tokens)

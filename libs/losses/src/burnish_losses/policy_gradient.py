@@ -5,14 +5,20 @@ The batch is a mapping of columns aligned to tokens, index t about token t:
 - token_mask [T] bool, True where the token is trained. What other columns hold elsewhere, NaN
   included, does not matter;
 - advantages [T], of the sequence, at each of its tokens, or of the tokens themselves;
-- old_logprobs [T], of the trainer's policy that the ratio is taken against. Optional: without it
-  the current ones, detached, which is exact for one update per batch;
+- old_logprobs [T], of the trainer's policy that drew the tokens, which the ratio is taken against:
+  scored once before the first update. Optional: without it the current ones, detached, take its
+  place, so that every ratio is 1 and nothing is clipped; exact for one update per batch, and wrong
+  from the second on;
 - reference_logprobs [T], of the reference, needed for a KL penalty;
 - sampled_logprobs [T], of the engine, needed for importance weights, else for metrics only;
 - entropies [T], of the policy's distributions, differentiable, needed for an entropy bonus;
 - nll_mask [T] bool, tokens of right answers, needed for the NLL term; wherever it is True the
   log-probs must be there;
 - cu_seqlens [N+1], of the sequences.
+
+A trained token that the policy itself rules out, with a log-prob of -inf, is 0 in every term but
+the NLL and counts all the same; `mismatch/*` and `policy/*` show it. Where only old_logprobs rule
+it out, no ratio is right and the loss need not be finite.
 
 The log-probs of all of them are of the same, processed distributions: at temperature 0.7 in the
 engine, log softmax(logits / 0.7) everywhere.
@@ -23,8 +29,8 @@ The metrics are, where there are the columns:
 - policy/approximate_kl: KL(old || current), and policy/kl_reference: KL(current || reference), both
   by the estimate k3; policy/ratio_max; policy/entropy;
 - policy/clip_fraction and others of `diagnostics.clip_fractions`;
-- `importance/*`, of `diagnostics.weight_moments`; `mismatch/*`, of
-  `diagnostics.logprob_mismatch`.
+- `importance/*`, of `diagnostics.weight_moments`; `mismatch/*`, of `diagnostics.logprob_mismatch`
+  between the old policy and the engine: how far an update went is not in it.
 
 Shape legend: T packed tokens, N sequences.
 """
@@ -36,6 +42,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypedDict, Unpack
 
+import torch
 from torch import Tensor
 
 from burnish_losses._columns import check_mask, column, select
@@ -71,7 +78,11 @@ Measure = Callable[[Tensor, Tensor, Tensor], dict[str, Metric]]
 
 
 class Parts(TypedDict, total=False):
-    """What every named objective takes besides its own settings; see `policy_gradient_loss`."""
+    """What every named objective takes besides its own settings; see `policy_gradient_loss`.
+
+    Every one but `dr_grpo_loss`, which has its constant, takes `aggregate` as well: which mean, of
+    the module `aggregate`. Its default is the objective's own and stands in the signature.
+    """
 
     importance: Importance | None
     kl: Kl
@@ -113,8 +124,8 @@ def policy_gradient_loss(
         Terms in the unit of `aggregate`, and the NLL's in nll_tokens; metrics.
 
     Raises:
-        ValueError: a missing column, one of another shape, a mask that is not bool, a setting out
-            of range.
+        ValueError: a missing column, one that is optional and misspelt, one of another shape, a
+            mask that is not bool, a setting out of range.
     """
     check_coefficient(
         kl_coefficient=kl_coefficient,
@@ -131,16 +142,21 @@ def policy_gradient_loss(
     mask, current, columns = select(logprobs, batch, *required, optional=("old_logprobs", *needed))
     old = columns.get("old_logprobs", current).detach()
 
+    metrics = _common_metrics(current.detach(), old, columns, batch)
+    if importance is not None:
+        weights = importance(old - columns["sampled_logprobs"], batch)
+        metrics |= weight_moments("importance", weights, mask)
+    possible = current != -torch.inf
+    current, old = torch.where(possible, current, 0.0), torch.where(possible, old, 0.0)
+    columns = {name: torch.where(possible, values, 0.0) for name, values in columns.items()}
+
     ratios = ratio(current, old, batch)
     losses = surrogate(ratios, columns["advantages"], current)
-    metrics = _common_metrics(current.detach(), old, columns, batch)
     metrics["policy/ratio_max"] = Metric(masked_max(ratios.detach(), mask), None, "max")
     if measure is not None:
         metrics |= measure(ratios.detach(), columns["advantages"], mask)
     if importance is not None:
-        weights = importance(old - columns["sampled_logprobs"], batch)
-        metrics |= weight_moments("importance", weights, mask)
-        losses = losses * weights
+        losses = losses * torch.where(possible, weights, 0.0)
     terms = {"policy": aggregate(losses, batch)}
     if kl_coefficient:
         penalty = aggregate(kl(current, columns["reference_logprobs"], old), batch)
@@ -203,10 +219,11 @@ def dapo_loss(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
+    aggregate: Aggregate = token_mean,
     **parts: Unpack[Parts],
 ) -> LossOutput:
     """DAPO: a higher upper bound, and the mean over all tokens (Yu et al. 2025, eq. 8)."""
-    return _clipped_loss(logprobs, batch, clip_low, clip_high, **parts)
+    return _clipped_loss(logprobs, batch, clip_low, clip_high, aggregate=aggregate, **parts)
 
 
 def gspo_loss(
@@ -216,6 +233,7 @@ def gspo_loss(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
     ratio: Ratio = sequence_ratio,
+    aggregate: Aggregate = sequence_mean,
     **parts: Unpack[Parts],
 ) -> LossOutput:
     """GSPO: one ratio per sequence, clipped as one (Zheng et al. 2025).
@@ -224,7 +242,7 @@ def gspo_loss(
     `ratio=sequence_token_ratio`.
     """
     return _clipped_loss(
-        logprobs, batch, clip_low, clip_high, ratio=ratio, aggregate=sequence_mean, **parts
+        logprobs, batch, clip_low, clip_high, ratio=ratio, aggregate=aggregate, **parts
     )
 
 
@@ -234,12 +252,15 @@ def cispo_loss(
     *,
     clip_low: float = 1.0,
     clip_high: float = 4.0,
+    aggregate: Aggregate = token_mean,
     **parts: Unpack[Parts],
 ) -> LossOutput:
     """CISPO: clipped weights on REINFORCE, mean over all tokens (MiniMax 2025, "MiniMax-M1")."""
     surrogate = partial(cispo_surrogate, clip_low=clip_low, clip_high=clip_high)
     measure = partial(weight_clip_fractions, clip_low=clip_low, clip_high=clip_high)
-    return policy_gradient_loss(logprobs, batch, surrogate=surrogate, measure=measure, **parts)
+    return policy_gradient_loss(
+        logprobs, batch, surrogate=surrogate, measure=measure, aggregate=aggregate, **parts
+    )
 
 
 def sapo_loss(
@@ -248,6 +269,7 @@ def sapo_loss(
     *,
     temperature_positive: float = 1.0,
     temperature_negative: float = 1.05,
+    aggregate: Aggregate = sequence_mean,
     **parts: Unpack[Parts],
 ) -> LossOutput:
     """SAPO: a smooth gate in the place of clipping, mean over sequences (Gao et al. 2025)."""
@@ -256,18 +278,22 @@ def sapo_loss(
         temperature_positive=temperature_positive,
         temperature_negative=temperature_negative,
     )
-    return policy_gradient_loss(
-        logprobs, batch, surrogate=surrogate, aggregate=sequence_mean, **parts
-    )
+    return policy_gradient_loss(logprobs, batch, surrogate=surrogate, aggregate=aggregate, **parts)
 
 
-def rloo_loss(logprobs: Tensor, batch: Mapping[str, Tensor], **parts: Unpack[Parts]) -> LossOutput:
+def rloo_loss(
+    logprobs: Tensor,
+    batch: Mapping[str, Tensor],
+    *,
+    aggregate: Aggregate = sequence_sum,
+    **parts: Unpack[Parts],
+) -> LossOutput:
     """RLOO: REINFORCE on whole sequences, with leave-one-out advantages (Ahmadian et al. 2024).
 
     -A log pi(sequence), mean over sequences. For one update per batch: there is no ratio.
     """
     return policy_gradient_loss(
-        logprobs, batch, surrogate=reinforce_surrogate, aggregate=sequence_sum, **parts
+        logprobs, batch, surrogate=reinforce_surrogate, aggregate=aggregate, **parts
     )
 
 
@@ -277,6 +303,7 @@ def reinforce_plus_plus_loss(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    aggregate: Aggregate = token_mean,
     **parts: Unpack[Parts],
 ) -> LossOutput:
     """REINFORCE++: PPO's surrogate without a critic (Hu 2025).
@@ -285,7 +312,7 @@ def reinforce_plus_plus_loss(
     the variant with a baseline has it in the loss, as k2.
     """
     parts.setdefault("kl", kl_k2)
-    return _clipped_loss(logprobs, batch, clip_low, clip_high, **parts)
+    return _clipped_loss(logprobs, batch, clip_low, clip_high, aggregate=aggregate, **parts)
 
 
 def ppo_loss(
@@ -295,6 +322,7 @@ def ppo_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
+    aggregate: Aggregate = token_mean,
     **parts: Unpack[Parts],
 ) -> LossOutput:
     """PPO's policy part (Schulman et al. 2017, eq. 7); the critic's is `value_loss`.
@@ -302,7 +330,9 @@ def ppo_loss(
     The advantages are of tokens, by GAE. VAPO (Yue et al. 2025) adds `nll_coefficient=0.1` and
     a `clip_high` of 0.28.
     """
-    return _clipped_loss(logprobs, batch, clip_low, clip_high, dual_clip=dual_clip, **parts)
+    return _clipped_loss(
+        logprobs, batch, clip_low, clip_high, dual_clip=dual_clip, aggregate=aggregate, **parts
+    )
 
 
 def positive_nll(logprobs: Tensor, batch: Mapping[str, Tensor]) -> Term:
@@ -351,7 +381,7 @@ def _common_metrics(
     if "entropies" in columns:
         metrics |= token_mean_metric("policy/entropy", columns["entropies"], mask)
     if "sampled_logprobs" in columns:
-        metrics |= logprob_mismatch(logprobs, columns["sampled_logprobs"], batch)
+        metrics |= logprob_mismatch(old, columns["sampled_logprobs"], batch)
     return metrics
 
 

@@ -92,7 +92,8 @@ def cpo_loss(
     """-log sigmoid(beta (log pi(y_w) - log pi(y_l))), and the SFT term: DPO without a reference.
 
     CPO (Xu et al. 2024, "Contrastive Preference Optimization"). Arguments, returns, errors: as
-    those of `dpo_loss`, without reference_logprobs; log-probs take the place of log-ratios.
+    those of `dpo_loss`, without reference_logprobs; log-probs take the place of log-ratios. The
+    SFT term needs nll_mask, unless `nll_coefficient=0`.
     """
     check_positive(beta=beta)
     mask, selected, _ = select(logprobs, batch)
@@ -160,7 +161,7 @@ def orpo_loss(
         logprobs: [T], of the policy.
         batch: the columns of the module's docstring; no reference.
         beta: > 0, weight of the odds-ratio loss.
-        nll_coefficient: >= 0, of the SFT term.
+        nll_coefficient: >= 0, of the SFT term, which needs nll_mask unless this is 0.
 
     Returns:
         Terms and metrics of the module's docstring. Rewards are beta times mean log-probs;
@@ -209,6 +210,11 @@ def _output(
         "logps/rejected": Metric(logps[1].detach().sum(), "pairs", "mean"),
     }
     if nll_coefficient > 0:
+        if "nll_mask" not in batch:
+            raise ValueError(
+                f"The batch must have the column nll_mask for nll_coefficient={nll_coefficient}, "
+                f"got {sorted(batch)}; add it, or pass nll_coefficient=0."
+            )
         nll_mask = column(batch, "nll_mask", like=logprobs)
         check_mask(nll_mask, "nll_mask")
         nll = masked_sum(-logprobs, nll_mask)

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor
 
-from burnish_losses._columns import column
+from burnish_losses._columns import check_tokens, column, trained_mask
 from burnish_losses.kl import bounded_exp
-from burnish_losses.reduce import sequence_sums
+from burnish_losses.reduce import sums_and_lengths
 
 Batch = Mapping[str, Tensor]
 Ratio = Callable[[Tensor, Tensor, Batch], Tensor]
@@ -25,6 +24,7 @@ Level = Callable[[Tensor, Batch], Tensor]
 
 def token_ratio(logprobs: Tensor, old_logprobs: Tensor, _batch: Batch | None = None) -> Tensor:
     """pi(token) / pi_old(token) [T]; linear beyond exp(20), see `kl.bounded_exp`."""
+    check_tokens(logprobs=logprobs, old_logprobs=old_logprobs)
     return bounded_exp(logprobs - old_logprobs)
 
 
@@ -35,6 +35,7 @@ def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> Tens
     number of trained tokens, so the ratio is one number per sequence and does not grow with its
     length; each trained token receives its `1 / |y|` of the gradient.
     """
+    check_tokens(logprobs=logprobs, old_logprobs=old_logprobs)
     return bounded_exp(sequence_geometric_mean(logprobs - old_logprobs, batch))
 
 
@@ -45,6 +46,7 @@ def sequence_token_ratio(logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -
     same advantage at all tokens of a sequence and `sequence_mean` it has the gradient of GSPO; it
     is made for advantages that differ between tokens.
     """
+    check_tokens(logprobs=logprobs, old_logprobs=old_logprobs)
     ratio = sequence_ratio(logprobs.detach(), old_logprobs, batch)
     return ratio * bounded_exp(logprobs - logprobs.detach())
 
@@ -67,13 +69,11 @@ def sequence_geometric_mean(log_ratio: Tensor, batch: Batch) -> Tensor:
 
 
 def _sums_and_lengths(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    mask = column(batch, "token_mask", like=values)
-    cu_seqlens = column(batch, "cu_seqlens")
-    sums = sequence_sums(torch.where(mask, values, 0.0), cu_seqlens)
-    return sums, sequence_sums(mask.to(values.dtype), cu_seqlens)
+    mask = trained_mask(batch, like=values)
+    return sums_and_lengths(values, mask, column(batch, "cu_seqlens"))
 
 
 def _at_tokens(values: Tensor, batch: Batch) -> Tensor:
-    """Values [N] of sequences at each of their tokens [T]."""
+    """`to_tokens` of a batch whose cu_seqlens have been met."""
     lengths = batch["cu_seqlens"].long().diff()
     return values.repeat_interleave(lengths, output_size=len(batch["token_mask"]))

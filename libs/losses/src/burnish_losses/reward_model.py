@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from burnish_losses._columns import column
+from burnish_losses._columns import check_spelling, check_tensors, column, widened
 from burnish_losses._pairs import pair_metrics, pair_positions
 from burnish_losses._settings import check_coefficient
 from burnish_losses.reduce import LossOutput, Metric, Term
@@ -27,10 +27,13 @@ def bradley_terry_loss(
     et al. 2023, "Helping or Herding?").
 
     Args:
-        scores: [N], one a sequence, such as the head's value at its last token. What stands at
-            sequences in no pair, NaN included, does not matter.
+        scores: [N], one a sequence: the reward head on the hidden state of the sequence's own last
+            token, `head(hidden[cu_seqlens[1:] - 1]).squeeze(-1)` of a pack without padding. Nothing
+            is shifted here, unlike for log-probs: that state has seen the whole sequence. What
+            stands at sequences in no pair, NaN included, does not matter.
         batch: pair_ids [N], both sequences of a pair share one >= 0, -1 is in no pair; chosen [N]
             bool; margins [N], optional, read at the chosen sequence of a pair and nowhere else.
+            For the counts these are enough: pairs are counted from pair_ids.
         center_coefficient: >= 0; 0.01 is usual.
 
     Returns:
@@ -38,17 +41,20 @@ def bradley_terry_loss(
         rewards/rejected, rewards/margin (of the scores alone), rewards/accuracy (ties count half).
 
     Raises:
-        ValueError: a missing column, one of another shape or dtype, a pair that is not one chosen
-            and one rejected sequence, a setting out of range.
+        ValueError: a missing or misspelt column, one of another shape or dtype, a pair that is not
+            one chosen and one rejected sequence, a setting out of range.
     """
     check_coefficient(center_coefficient=center_coefficient)
+    check_tensors("[N]", scores=scores)
     if scores.dim() != 1:
         raise ValueError(f"scores must be [N], got {tuple(scores.shape)}; squeeze the last axis.")
+    check_spelling(batch, ["margins"])
+    scores = widened(scores)
     first, second = pair_positions(batch, like=scores)
     chosen, rejected = scores[first], scores[second]
     gaps = chosen - rejected
     if "margins" in batch:
-        gaps = gaps - column(batch, "margins", like=scores)[first].to(scores.dtype)
+        gaps = gaps - column(batch, "margins", like=scores)[first].detach().to(scores.dtype)
     losses = -logsigmoid(gaps)
     terms = [Term(losses.sum(), "pairs")]
     if center_coefficient > 0:

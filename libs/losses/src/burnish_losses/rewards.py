@@ -13,10 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-from burnish_losses._columns import check_mask
+from burnish_losses._columns import check_cu_seqlens, check_mask, check_tensors, check_tokens
 from burnish_losses._groups import centred, deviations, group_ranges, group_rewards, group_scales
-from burnish_losses._settings import check_coefficient
-from burnish_losses.reduce import sequence_sums
+from burnish_losses._settings import check_coefficient, check_positive
 
 
 def rescale_rewards(
@@ -42,6 +41,7 @@ def rescale_rewards(
         raise ValueError(
             f"source must be a range (low < high) and all bounds finite, got {source} and {target}."
         )
+    check_tensors("of any shape", rewards=rewards)
     values = rewards.double()
     fractions = (values.clamp(low, high) - low) / (high - low)
     return torch.where(values.isfinite(), start + fractions * (end - start), values)
@@ -72,6 +72,7 @@ def soft_overlong_penalty(
             f"buffer_tokens must be from 1 to max_tokens = {max_tokens}, got {buffer_tokens}."
         )
     check_coefficient(factor=factor)
+    check_tensors("[N]", lengths=lengths)
     excess = lengths.double() - (max_tokens - buffer_tokens)
     return -factor * (excess / buffer_tokens).clamp(0, 1)
 
@@ -97,13 +98,16 @@ def keep_sequences(token_mask: Tensor, keep: Tensor, cu_seqlens: Tensor) -> Tens
     """
     check_mask(token_mask)
     check_mask(keep, "keep")
-    if len(cu_seqlens) != len(keep) + 1:
+    check_tensors("[N+1]", cu_seqlens=cu_seqlens)
+    check_tokens(token_mask=token_mask)
+    if keep.shape != (len(cu_seqlens) - 1,):
         raise ValueError(
-            f"cu_seqlens must have one entry more than keep, got {len(cu_seqlens)} and {len(keep)}."
+            f"cu_seqlens must have one entry more than keep, got {len(cu_seqlens)} and "
+            f"{len(keep)}; keep is [N], one a sequence."
         )
-    # Not a repeat of `keep` alone: the sums hold cu_seqlens to the number of tokens.
-    lengths = sequence_sums(torch.ones_like(token_mask, dtype=torch.float64), cu_seqlens).long()
-    return token_mask & keep.repeat_interleave(lengths)
+    check_cu_seqlens(cu_seqlens, len(token_mask))
+    lengths = cu_seqlens.long().diff()
+    return token_mask & keep.repeat_interleave(lengths, output_size=len(token_mask))
 
 
 def reward_metrics(
@@ -121,7 +125,11 @@ def reward_metrics(
         reward/groups_without_spread: the fraction of groups that `groups_with_spread` drops.
         reward/num_not_finite: rewards that were masked for it.
         NaN where there is nothing to take the mean of.
+
+    Raises:
+        ValueError: as for the advantages.
     """
+    check_positive(relative_floor=relative_floor)
     grouped = group_rewards(rewards, group_ids, mask)
     broken = ~rewards.isfinite() if mask is None else mask & ~rewards.isfinite()
     counted = grouped.values[grouped.valid]

@@ -14,12 +14,15 @@ from burnish_losses.vocab_parallel import all_columns, all_sum
 
 NUCLEUS = 1024  # candidates that top-p alone looks at before it sorts the vocabulary
 SORTED_ROWS = 16  # at once: a sort holds values and int64 indices
+TIE_EPS = 16  # roundings, relative to the largest logit, that tied logits may be apart
 
 
 def check_support(top_k: int | None, top_p: float | None) -> None:
     """ValueError unless each is None or a setting that keeps at least one token."""
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, got {top_k}; None keeps all tokens.")
+    if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
+        raise ValueError(
+            f"top_k must be at least 1, and an integer, got {top_k}; None keeps all tokens."
+        )
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be in (0, 1], got {top_p}; None keeps all tokens.")
 
@@ -32,8 +35,9 @@ def support_threshold(
 ) -> Tensor:
     """The number that the logits of each row must reach to be in its support set, [m, 1].
 
-    It lies half-way between the smallest logit inside and the largest outside: logits that are
-    made again, rounded another way, give the same set.
+    Logits that are made again, rounded another way, give the same set: the threshold lies half-way
+    between the smallest logit inside and the largest outside, or, where the two are tied up to
+    rounding, so far below both that all of them are inside.
 
     Args:
         logits: [m, V] over the temperature, or the rank's columns of them.
@@ -71,8 +75,10 @@ def _threshold(
             return _threshold(logits, None, top_p, group, 2**62)
     inside = candidates.gather(-1, last)
     outside = torch.nn.functional.pad(candidates, (0, 1), value=-torch.inf).gather(-1, last + 1)
-    middle = (inside + outside) / 2
-    return torch.where((middle > outside) | (outside == -torch.inf), middle, inside)
+    scale = torch.maximum(candidates[:, :1].abs(), inside.abs())
+    margin = TIE_EPS * torch.finfo(logits.dtype).eps * scale
+    tied = inside - outside <= margin
+    return torch.where(tied, inside - margin, (inside + outside) / 2)
 
 
 def _largest(logits: Tensor, num_candidates: int, group: ProcessGroup | None) -> Tensor:

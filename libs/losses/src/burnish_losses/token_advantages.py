@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from burnish_losses._columns import check_mask
+from burnish_losses._columns import check_mask, check_tensors, check_tokens
 from burnish_losses._groups import TINY
 from burnish_losses._settings import check_coefficient, check_positive
-from burnish_losses.reduce import sequence_sums
+from burnish_losses.reduce import sequence_lengths
 
 
 class Estimates(NamedTuple):
@@ -56,19 +56,27 @@ def token_rewards(
         ValueError: shapes that do not match, a mask that is not bool, a reward that is not finite,
             a coefficient that is negative or lacks `kl`.
     """
-    lengths = _trained_lengths(token_mask, cu_seqlens)
+    lengths = sequence_lengths(token_mask, cu_seqlens)
     scored = lengths > 0
-    if rewards.shape != lengths.shape or not rewards[scored].isfinite().all():
+    check_tensors("[N]", rewards=rewards)
+    if rewards.shape != lengths.shape:
         raise ValueError(
-            f"rewards must be [N] = [{len(lengths)}] and finite where a token is trained, got "
-            f"{tuple(rewards.shape)}; set token_mask to False in sequences without a reward."
+            f"rewards must be [N] = [{len(lengths)}], one a sequence of cu_seqlens, got "
+            f"{tuple(rewards.shape)}; give each rollout one reward."
+        )
+    broken = (scored & ~rewards.isfinite()).nonzero().flatten().tolist()
+    if broken:
+        raise ValueError(
+            f"rewards must be finite where a token is trained, got {float(rewards[broken[0]])} at "
+            f"index {broken[0]}, the first of {len(broken)}; set token_mask to False in sequences "
+            "without a reward, by keep_sequences."
         )
     check_coefficient(kl_coefficient=kl_coefficient)
     if kl_coefficient and kl is None:
         raise ValueError(f"kl must be given for a kl_coefficient of {kl_coefficient}, got None.")
     result = torch.zeros_like(token_mask, dtype=torch.float64)
     if kl is not None and kl_coefficient:
-        _check_tokens(token_mask, kl=kl)
+        check_tokens(kl=kl, token_mask=token_mask)
         result = torch.where(token_mask, -kl_coefficient * kl.detach().double(), 0.0)
     last = token_mask.nonzero().squeeze(-1)[lengths.cumsum(0)[scored] - 1]
     return result.index_add(0, last, rewards[scored].double())
@@ -107,8 +115,8 @@ def gae(
     Raises:
         ValueError: shapes that do not match, a mask that is not bool, settings out of range.
     """
-    _check_tokens(token_mask, rewards=rewards, values=values)
-    lengths = _trained_lengths(token_mask, cu_seqlens)
+    check_tokens(rewards=rewards, values=values, token_mask=token_mask)
+    lengths = sequence_lengths(token_mask, cu_seqlens)
     lams = torch.as_tensor(lam, dtype=torch.float64, device=values.device)
     if lams.shape not in ((), lengths.shape) or not ((lams >= 0) & (lams <= 1)).all():
         raise ValueError(f"lam must be in [0, 1], a number or [N] = [{len(lengths)}], got {lam}.")
@@ -141,6 +149,7 @@ def length_adaptive_lambda(lengths: Tensor, *, alpha: float = 0.05) -> Tensor:
         ValueError: an alpha that is not positive.
     """
     check_positive(alpha=alpha)
+    check_tensors("[N]", lengths=lengths)
     return (1 - 1 / (alpha * lengths.double())).clamp(min=0.0)
 
 
@@ -165,7 +174,8 @@ def whiten(
     Raises:
         ValueError: shapes that do not match, a mask that is not bool, a floor not positive.
     """
-    _check_tokens(token_mask, values=values)
+    check_mask(token_mask)
+    check_tokens(values=values, token_mask=token_mask)
     check_positive(relative_floor=relative_floor)
     trained = values.detach()[token_mask].double()
     num = max(len(trained), 1)
@@ -196,19 +206,3 @@ def _from_ahead(values: Tensor, step: int, sequences: Tensor) -> Tensor:
     """[M]: values[t + step], 0 where that is not in t's sequence."""
     same = sequences[step:] == sequences[:-step]
     return torch.cat([torch.where(same, values[step:], 0.0), torch.zeros_like(values[:step])])
-
-
-def _trained_lengths(token_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[N] int64: trained tokens of each sequence."""
-    check_mask(token_mask)
-    return sequence_sums(token_mask.double(), cu_seqlens).long()
-
-
-def _check_tokens(token_mask: Tensor, **columns: Tensor) -> None:
-    check_mask(token_mask)
-    for name, values in columns.items():
-        if values.shape != token_mask.shape or token_mask.dim() != 1:
-            raise ValueError(
-                f"{name} and token_mask must both be [T], got {tuple(values.shape)} and "
-                f"{tuple(token_mask.shape)}; pack rows into one sequence of tokens."
-            )

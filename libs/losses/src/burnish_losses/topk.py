@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from burnish_losses._chunks import Scoring, rows_per_chunk, scale_, softmax_dtype
+from burnish_losses._columns import check_tensors
 from burnish_losses._fused import chunks_of, head_buffers, head_logits
+from burnish_losses._settings import check_count
 from burnish_losses.logprobs import check_head, check_settings
-from burnish_losses.vocab_parallel import all_columns, all_max, all_sum, shard_range
+from burnish_losses.vocab_parallel import all_columns, all_max, all_sum, shard_of
 
 
 @torch.no_grad()
@@ -39,12 +41,13 @@ def topk_logprobs_from_logits(
     Raises:
         ValueError: settings out of range, a k that is larger than the vocabulary.
     """
-    flat = logits.reshape(-1, logits.shape[-1])
-    scoring = _scoring(k, temperature, softcap, group, chunk_tokens, flat.shape[1], flat)
+    check_tensors("[..., V]", logits=logits)
+    flat = logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
+    scoring, num_rows = _settings(k, temperature, softcap, group, chunk_tokens, flat.T)
     dtype = softmax_dtype(logits)
     values, ids = _new(len(flat), k, dtype, logits.device)
     rows = torch.arange(len(flat), device=logits.device)
-    for chunk in chunks_of(rows, rows_per_chunk(chunk_tokens, flat.shape[1], flat)):
+    for chunk in chunks_of(rows, num_rows):
         values[chunk], ids[chunk] = _chunk_topk(flat[chunk].to(dtype), k, scoring)
     return values.view(*logits.shape[:-1], k), ids.view(*logits.shape[:-1], k)
 
@@ -78,11 +81,10 @@ def topk_logprobs_from_hidden(
             than the vocabulary.
     """
     check_head(hidden, weight, bias)
-    scoring = _scoring(k, temperature, softcap, group, chunk_tokens, len(weight), weight)
+    scoring, num_rows = _settings(k, temperature, softcap, group, chunk_tokens, weight)
     values, ids = _new(len(hidden), k, softmax_dtype(hidden), hidden.device)
-    chunk_tokens = rows_per_chunk(chunk_tokens, len(weight), weight)
-    buffers = head_buffers(min(chunk_tokens, len(hidden)), weight)
-    for rows in chunks_of(torch.arange(len(hidden), device=hidden.device), chunk_tokens):
+    buffers = head_buffers(min(num_rows, len(hidden)), weight)
+    for rows in chunks_of(torch.arange(len(hidden), device=hidden.device), num_rows):
         logits = head_logits(hidden[rows], weight, bias, buffers)
         values[rows], ids[rows] = _chunk_topk(logits, k, scoring)
     return values, ids
@@ -103,20 +105,22 @@ def _chunk_topk(logits: Tensor, k: int, scoring: Scoring) -> tuple[Tensor, Tenso
     return values - log_sum, ids
 
 
-def _scoring(
+def _settings(
     k: int,
     temperature: float,
     softcap: float | None,
     group: ProcessGroup | None,
     chunk_tokens: int | None,
-    num_rows: int,
-    like: Tensor,
-) -> Scoring:
+    rows: Tensor,
+) -> tuple[Scoring, int]:
+    """How to score, and how many tokens at once; `rows` [V, ...] are the rank's of the head."""
+    check_count(k=k)
     check_settings(temperature, softcap, None, None, chunk_tokens)
-    start, vocabulary_size = shard_range(num_rows, group, like.device)
-    if not 1 <= k <= vocabulary_size:
-        raise ValueError(f"k must be from 1 to the vocabulary's size {vocabulary_size}, got {k}.")
-    return Scoring(temperature, softcap, None, None, group, start)
+    shard = shard_of(len(rows), group, rows.device)
+    if k > shard.total:
+        raise ValueError(f"k must be from 1 to the vocabulary's size {shard.total}, got {k}.")
+    scoring = Scoring(temperature, softcap, None, None, group, shard.start)
+    return scoring, rows_per_chunk(chunk_tokens, shard.largest, rows)
 
 
 def _new(num_rows: int, k: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:

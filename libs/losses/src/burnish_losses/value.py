@@ -33,7 +33,10 @@ def value_loss(
     For a model that is both policy and critic, add the terms and metrics to those of `ppo_loss`.
 
     Args:
-        values: [T], of the critic, index t about the state in which token t is chosen.
+        values: [T], of the critic, index t about the state in which token t is chosen: the value
+            head's output at position t-1, which has seen the tokens before t. Of a causal model
+            that is `head(hidden).squeeze(-1).roll(1)` over the pack; what the first token of a
+            sequence then holds is another's, and is untrained. `gae` takes them so as well.
         batch: token_mask [T] bool; returns [T]; with a clip, old_values [T], of the critic before
             the update; cu_seqlens [N+1] if the aggregate needs it.
         clip: >= 0, in units of the return, or None for none.
@@ -86,6 +89,7 @@ def explained_variance(metrics: Mapping[str, float]) -> float:
         name: metrics[f"value/mean_square_{name}"] - metrics[f"value/mean_{name}"] ** 2
         for name in ("error", "return")
     }
-    if not variances["return"] > 0:
+    # The variance of equal returns is no more than the rounding of their squares, not always 0.
+    if not variances["return"] > 1e-12 * metrics["value/mean_square_return"]:
         return torch.nan
     return 1 - variances["error"] / variances["return"]

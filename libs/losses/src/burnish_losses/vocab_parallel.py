@@ -12,21 +12,35 @@ ranks, whole on each, and that of the weight is the rank's own rows.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 
-def shard_range(num_rows: int, group: ProcessGroup | None, device: torch.device) -> tuple[int, int]:
-    """(first row of this rank, rows of all ranks): the vocabulary need not divide evenly."""
+class Shard(NamedTuple):
+    """Where a rank's rows of the vocabulary lie; it need not divide evenly."""
+
+    start: int
+    total: int  # rows of all ranks
+    largest: int  # rows of the rank with the most: what all ranks cut their chunks by
+
+
+def shard_of(num_rows: int, group: ProcessGroup | None, device: torch.device) -> Shard:
+    """The rank's shard; ValueError, on every rank, if one of them holds no row."""
     if group is None:
-        return 0, num_rows
+        return Shard(0, num_rows, num_rows)
     own = torch.tensor([num_rows], device=device)
     sizes = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, own, group=group)
     rows: list[int] = torch.cat(sizes).tolist()
-    return sum(rows[: dist.get_rank(group)]), sum(rows)
+    if min(rows) == 0:
+        raise ValueError(
+            f"Every rank must hold a row of the vocabulary, got {rows}; use fewer ranks."
+        )
+    return Shard(sum(rows[: dist.get_rank(group)]), sum(rows), max(rows))
 
 
 def all_sum(values: Tensor, group: ProcessGroup | None) -> Tensor:
