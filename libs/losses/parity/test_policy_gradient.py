@@ -164,6 +164,7 @@ def trainer_of(cls: type, model: Any, **attributes: Any) -> Any:
     trainer = cls.__new__(cls)
     accelerator = SimpleNamespace(
         device=torch.device("cpu"),
+        is_main_process=True,
         num_processes=1,
         sync_gradients=True,
         autocast=nullcontext,
@@ -393,7 +394,8 @@ def test_trls_off_policy_rloo_is_a_composition(policy: Any) -> None:
     logprobs, batch = batch_of(policy, old_logprobs=old)
 
     def ratio(logprobs: Tensor, old_logprobs: Tensor, batch: Any) -> Tensor:
-        return token_ratio(sequence_product(logprobs - old_logprobs, batch), torch.zeros(()))
+        product = sequence_product(logprobs - old_logprobs, batch)
+        return token_ratio(product, torch.zeros_like(product))
 
     output = policy_gradient_loss(logprobs, batch, ratio=ratio, aggregate=sequence_mean)
     assert_equal(output, batch, trl_rloo(policy, old), policy)
