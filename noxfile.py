@@ -104,7 +104,7 @@ def apps(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def slow(session: nox.Session) -> None:
-    """Run the tests that take minutes each."""
+    """Run the tests that take minutes each; some fetch real models and tokenizers (pip, npm)."""
     run_pytest(session, "-m", "slow", *existing("libs", "apps", "tests"))
 
 

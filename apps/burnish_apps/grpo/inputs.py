@@ -13,7 +13,7 @@ from typing import Any
 
 import rich
 from burnish_converters.model_source import resolve_model
-from burnish_data import PromptLoader
+from burnish_data import BadRowError, PromptLoader
 from burnish_data.messages import validate_messages
 from burnish_envs import Environment
 from burnish_trainer.checkpoint import read_state
@@ -66,7 +66,7 @@ def check_rows(rows: object) -> None:
     """Whether a source returned a list of rows.
 
     Raises:
-        ValueError: if not, or if a row has no prompt; it is named.
+        ValueError: if not, or if a row has no prompt; it is named. A prompt may be text.
     """
     if isinstance(rows, str) or not isinstance(rows, Sequence):
         raise ValueError(f"must return a list of rows, got a {type(rows).__name__}")
@@ -78,7 +78,10 @@ def check_rows(rows: object) -> None:
             )
         prompt = row["prompt"]
         if not isinstance(prompt, str):
-            validate_messages(prompt, where=f"row {index}: the prompt must be text or messages")
+            try:
+                validate_messages(prompt, where="prompt")
+            except BadRowError as error:
+                raise error.at(f"row {index}") from error
 
 
 def make_loader(config: GrpoConfig, rows: Rows) -> PromptLoader[dict[str, Any]]:

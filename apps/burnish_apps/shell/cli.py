@@ -1,7 +1,7 @@
 """The command ``burnish``.
 
 Exit codes: 0 done, 1 the run failed, 2 the configuration cannot run, 130 ended by Ctrl-C,
-143 ended by SIGTERM.
+143 ended by SIGTERM; 141 what was to read the output has ended.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from burnish_apps.data.arguments import add_data_command
+
 APPS = {"grpo": "burnish_apps.grpo.main"}  # imported when it is run: that takes seconds
 EXIT_INTERRUPTED = 130
 
@@ -25,15 +27,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # also into a pipe or a file
-        return _run(options.app, options.recipe, options.overrides)
+        return _run(options)
     except KeyboardInterrupt as interruption:
         print(f"burnish: ended by {str(interruption) or 'SIGINT'}", file=sys.stderr)  # noqa: T201
         return getattr(interruption, "exit_code", EXIT_INTERRUPTED)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="burnish", description="Post-training runs from recipes.")
+    parser = argparse.ArgumentParser(
+        prog="burnish", description="Post-training runs from recipes, and a look at their data."
+    )
     commands = parser.add_subparsers(dest="app", required=True, metavar="app")
+    add_data_command(commands)
     for name, module in APPS.items():
         text = _docstring(module)
         command = commands.add_parser(
@@ -57,19 +62,25 @@ def _docstring(module: str) -> str:
     return ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
 
 
-def _run(app: str, recipe: str, overrides: Sequence[str]) -> int:
+def _run(options: argparse.Namespace) -> int:
     """Import an app and run it; returns the exit code."""
     from burnish_apps.shell.config import ConfigError
     from burnish_apps.shell.run import EXIT_BAD_CONFIG, EXIT_FAILED
 
+    name = f"burnish {options.app}"
     try:
-        code: int = importlib.import_module(APPS[app]).run(recipe, overrides)
+        if options.app == "data":
+            name = f"{name} {options.command}"
+            code: int = importlib.import_module("burnish_apps.data.inspect").run(options)
+        else:
+            app = importlib.import_module(APPS[options.app])
+            code = app.run(options.recipe, options.overrides)
         return code
     except ConfigError as error:
-        print(f"burnish {app}: this cannot run:\n{error}", file=sys.stderr)  # noqa: T201
+        print(f"{name}: this cannot run:\n{error}", file=sys.stderr)  # noqa: T201
         return EXIT_BAD_CONFIG
     except (RuntimeError, OSError, ValueError) as error:
-        print(f"burnish {app}: failed: {error}", file=sys.stderr)  # noqa: T201
+        print(f"{name}: failed: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
 
 

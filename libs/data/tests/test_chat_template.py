@@ -118,5 +118,5 @@ def test_what_is_no_prompt_is_an_error():
         render_prompt(make_tokenizer(), [*MESSAGES, {"role": "assistant", "content": "up"}])
     with pytest.raises(ValueError, match="at least one token"):
         render_prompt(make_tokenizer(), "")
-    with pytest.raises(ValueError, match=r"prompt: expected a list of at least one message"):
+    with pytest.raises(ValueError, match=r"'prompt': expected a list of at least one message"):
         render_prompt(make_tokenizer(), [])

@@ -69,31 +69,26 @@ def test_a_folder_holds_a_file_for_each_split(tmp_path):
 
 
 def test_a_hub_data_set(tmp_path, monkeypatch):
-    """A folder laid out as the hub's repository, read by the code that reads the hub."""
-    from burnish_data.sources.gsm8k import _hub_records, _row
+    """A folder laid out as the hub's repository, read by `datasets` as it reads the hub."""
+    import datasets
 
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     repository = tmp_path / "gsm8k"
     write_parquet(repository / "main" / "test-00000-of-00001.parquet")
     (repository / "README.md").write_text(
         "---\nconfigs:\n- config_name: main\n  data_files:\n"
         "  - split: test\n    path: main/test-*\n---\n"
     )
-    records = list(_hub_records(str(repository), "test"))
-    assert contents([_row(where, record, "", None) for where, record in records]) == EXPECTED
-    assert records[1][0] == f"{repository} (test), row 2"
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    load_dataset, asked = datasets.load_dataset, []
 
+    def load_from_the_folder(name, *arguments, **settings):
+        asked.append((name, *arguments, settings["split"]))
+        return load_dataset(str(repository), *arguments, **settings)
 
-def test_a_name_that_is_no_file_is_asked_of_the_hub(monkeypatch):
-    asked = []
-
-    def load_dataset(*arguments, **settings):
-        asked.append((arguments, settings))
-        return RECORDS
-
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_from_the_folder)
     assert contents(gsm8k("openai/gsm8k", split="test")) == EXPECTED
-    assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
+    assert asked == [("openai/gsm8k", "main", "test")]
+    assert contents(gsm8k(repository, split="test")) == EXPECTED  # the repository, cloned
 
 
 def test_a_draw_repeats_nothing_and_is_seeded():
@@ -107,9 +102,9 @@ def test_a_draw_repeats_nothing_and_is_seeded():
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ('{"question": "How', r"line 2, character 14: expected a JSON object, got: Untermin"),
-        ("[1, 2]", r"line 2: expected an object .* got \[1, 2\]"),
-        ('{"question": "?"}', r"line 2: expected a column 'answer', got columns \['question'\]"),
+        ('{"question": "How', r"line 2, character \d+: expected JSON \("),
+        ("[1, 2]", r"line 2: expected a JSON object, got \[1, 2\]"),
+        ('{"question": "?"}', r"line 2, column 'answer': expected a column .*got \['question'\]"),
         ('{"question": 7, "answer": "#### 7"}', r"line 2, column 'question': expected text, got 7"),
         ('{"question": " ", "answer": "#### 7"}', r"line 2, column 'question': expected text"),
         ('{"question": "?", "answer": ""}', r"line 2, column 'answer': expected text, got ''"),
@@ -127,14 +122,14 @@ def test_a_bad_row_is_named_by_file_line_and_column(tmp_path, line, error):
 def test_a_wrong_encoding_is_named_by_file_and_line(tmp_path):
     path = tmp_path / "latin.jsonl"
     path.write_bytes(GOOD.encode() + b'\n{"question": "caf\xe9?", "answer": "#### 7"}\n')
-    with pytest.raises(ValueError, match=r"latin\.jsonl, line 2: expected UTF-8, .* can't decode"):
+    with pytest.raises(ValueError, match=r"latin\.jsonl, line 2: expected UTF-8 \(byte 18 is none"):
         gsm8k(path)
 
 
 def test_sources_that_are_not_there(tmp_path):
-    with pytest.raises(ValueError, match=r"a file that exists, .* got .*none\.jsonl"):
+    with pytest.raises(ValueError, match=r"none\.jsonl must be a file that exists"):
         gsm8k(tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match=r"must hold one of \['train.jsonl', 'train.parquet'\]"):
+    with pytest.raises(ValueError, match=r"must hold train\.jsonl, train-\*\.parquet or the like"):
         gsm8k(tmp_path)
     with pytest.raises(ValueError, match="split must be 'train' or 'test', got 'validation'"):
         gsm8k(split="validation")

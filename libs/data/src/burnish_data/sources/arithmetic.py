@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from burnish_data.messages import Message, Row
+from burnish_data.messages import Message, ProblemRow
+from burnish_data.mixture import share_out
 
 Split = Literal["train", "validation"]
 
@@ -37,7 +38,7 @@ def arithmetic(
     tasks: Mapping[str, float],
     levels: Sequence[int] = (1,),
     num_examples: int = 4,
-) -> list[Row]:
+) -> list[ProblemRow]:
     """Draw problems.
 
     Whether a problem belongs to training or validation is a stable hash of its numbers, so that no
@@ -74,8 +75,8 @@ def arithmetic(
         raise ValueError(f"num_examples must be at least 1, got {num_examples}.")
     cells = {(task, level): weight for task, weight in tasks.items() for level in levels}
     rng = random.Random(f"{seed}/{split}")
-    rows: list[Row] = []
-    for (task, level), count in _share_out(num_problems, cells).items():
+    rows: list[ProblemRow] = []
+    for (task, level), count in share_out(num_problems, cells).items():
         problems = _draw(task, level, count, split, rng)
         rows += [_row(task, level, problem, num_examples, rng) for problem in problems]
     rng.shuffle(rows)
@@ -105,7 +106,9 @@ def _draw(task: str, level: int, count: int, split: Split, rng: random.Random) -
     return list(found.values())
 
 
-def _row(task: str, level: int, problem: _Problem, num_examples: int, rng: random.Random) -> Row:
+def _row(
+    task: str, level: int, problem: _Problem, num_examples: int, rng: random.Random
+) -> ProblemRow:
     prompt: list[Message] | str
     if task == "addition_story":
         prompt = [
@@ -114,7 +117,7 @@ def _row(task: str, level: int, problem: _Problem, num_examples: int, rng: rando
         ]
     else:
         prompt = _example_lines(task, level, problem, num_examples, rng) + problem.question
-    row: Row = {
+    row: ProblemRow = {
         "prompt": prompt,
         "answer": problem.answer,
         "task": task,
@@ -185,17 +188,6 @@ _TASKS: dict[str, Callable[[int, random.Random], _Problem]] = {
     "subtraction_lines": _subtraction_lines,
     "addition_story": _addition_story,
 }
-
-
-def _share_out(total: int, weights: Mapping[tuple[str, int], float]) -> dict[tuple[str, int], int]:
-    """Largest remainders: the shares add up to `total`."""
-    whole = sum(weights.values())
-    exact = {cell: total * weight / whole for cell, weight in weights.items()}
-    counts = {cell: int(share) for cell, share in exact.items()}
-    by_remainder = sorted(exact, key=lambda cell: counts[cell] - exact[cell])
-    for cell in by_remainder[: total - sum(counts.values())]:
-        counts[cell] += 1
-    return counts
 
 
 def _check_arguments(

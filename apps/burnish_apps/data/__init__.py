@@ -1,0 +1,1 @@
+"""Looking at data before training on it: ``burnish data inspect``."""
