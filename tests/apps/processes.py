@@ -14,6 +14,11 @@ HERE = Path(__file__).parent
 BURNISH = Path(sys.executable).with_name("burnish")
 
 
+def heed_interrupts() -> None:
+    """A background job, as this test run may be, ignores them, and so would its child."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Run:
     """A command in a session of its own, as a terminal starts it, with all its descendants.
 
@@ -39,6 +44,7 @@ class Run:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                preexec_fn=heed_interrupts,
             )
         self.descendants: dict[psutil.Process, str] = {}
 

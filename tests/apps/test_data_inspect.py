@@ -94,7 +94,7 @@ def test_sums(write, inspect):
     start = lines.index(f"{path}:")
     assert lines[start + 1 : start + 3] == ["  rows read       3", "  sequences       2"]
     assert "  truncated       0" in lines
-    assert "  rows skipped    1" in lines
+    assert "  rows skipped    1 of 3 (33.3%)" in lines
 
 
 def test_colours_on_a_terminal(write, inspect, monkeypatch):
@@ -135,7 +135,11 @@ def test_bad_rows_are_counted_with_their_places(write, inspect):
     code, said, _ = inspect(path)
     assert code == 0
     assert "  rows read       6\n" in said
-    assert "  rows skipped    4\n" in said
+    assert "  rows skipped    4 of 6 (66.7%)\n" in said
+    assert said.endswith(
+        "\nWARNING: 66.7% of the rows cannot be used and would not be trained on; look at the "
+        "reasons.\n"
+    )
     assert "    2 wrong order of roles, for example:\n" in said
     for line, column in ((2, "messages[0].role"), (6, "messages[0].role")):
         assert f"      {path}, line {line}, column '{column}': expected " in said
@@ -230,6 +234,72 @@ def test_columns_of_other_names(write, inspect):
     assert error.startswith("burnish data inspect: this cannot run:\n- --format: The columns must")
 
 
+def test_preferences_with_columns_of_other_names(write, inspect):
+    path = write([{"q": "Say.", "good": "Something", "bad": "Nothing"}])
+    code, said, _ = inspect(path, "--columns", "q", "good", "bad")
+    assert code == 0
+    assert said.startswith("form: preference_columns('q', 'good', 'bad'), of the columns bad, good")
+    assert re.search(r"line 1: chosen, .*⟦Something<\|im_end\|>⟧", said, re.DOTALL)
+    assert re.search(r"line 1: rejected, .*⟦Nothing<\|im_end\|>⟧", said, re.DOTALL)
+    code, _, error = inspect(path, "--columns", "q", "good", "bad", "--format", "prompt_response")
+    assert code == 2
+    assert "--columns: belongs to --format preference, got --format prompt_response" in error
+    code, _, error = inspect(path, "--columns", "q")
+    assert code == 2
+    assert "--columns: must be two names (prompt, response) or three" in error
+
+
+def test_few_skipped_rows_are_no_alarm(write, inspect):
+    _, said, _ = inspect(write([*GOOD * 5, WRONG_ROLES]))
+    assert "  rows skipped    1 of 11 (9.1%)\n" in said
+    assert "WARNING" not in said
+    _, said, _ = inspect(write(GOOD))
+    assert "  rows skipped    0\n" in said
+
+
+@pytest.mark.parametrize("source", ["gsm8k", "my_module:mine", "package.module:rows"])
+def test_sources_of_python_are_no_files(inspect, source):
+    code, _, error = inspect(source)
+    assert code == 2
+    assert error == (
+        "burnish data inspect: this cannot run:\n- source: must be a file, a folder or a data "
+        f"set's id on the hub, got {source!r}, which is Python's; write its rows as JSON lines and "
+        "name that file\n"
+    )
+
+
+def test_the_only_other_split_is_named(write, inspect, tmp_path):
+    write(GOOD, "test.jsonl")
+    code, _, error = inspect(tmp_path)
+    assert code == 2
+    assert f"--split: must be one that {tmp_path} has, got 'train'; pass --split test\n" in error
+    code, _, _ = inspect(tmp_path, "--split", "test")
+    assert code == 0
+    write(GOOD, "dev.jsonl")
+    code, _, error = inspect(tmp_path)
+    assert code == 2
+    assert "name a split that is there, or name the file itself" in error
+
+
+def test_options_are_written_out_and_unknown_ones_show_the_commands_usage(write, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "inspect", str(write(GOOD)), "--tokenizer", "t", "--max-len", "8"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("usage: burnish data inspect ")
+    assert error.endswith("burnish data inspect: error: unrecognized arguments: --max-len 8\n")
+
+
+def test_choices_are_not_guessed_as_answers(write, inspect):
+    path = write([{"question": "1 + 1?", "choices": ["1", "2"], "answer": 1}])
+    code, _, error = inspect(path)
+    assert code == 2
+    assert (
+        "--format: The columns must say the answer's text, got ['answer', 'choices', 'question'], "
+        "in which it is one of choices; read multiple choice by sources.mmlu"
+    ) in error
+
+
 def test_preferences_rankings_and_labels(write, inspect):
     pair = {"prompt": "Say.", "chosen": "Something", "rejected": "Nothing"}
     _, said, _ = inspect(write([pair]))
@@ -268,6 +338,9 @@ def test_the_page(write, inspect, tmp_path):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in re.sub("</?i>", "", text)
     assert "&lt;script&gt;alert(3)&lt;script&gt;.jsonl, line 3, column" in text
     assert "<title>" in text
+    assert '<p class="note">form: openai_chat, of the columns messages</p>' in text
+    assert '<p class="warning">WARNING: 33.3% of the rows cannot be used' in text
+    assert '<th>rows skipped</th><td class="number">1 of 3 (33.3%)</td>' in text
     assert "http" not in text.replace("http-equiv", "")
 
 
@@ -278,9 +351,9 @@ def test_the_page(write, inspect, tmp_path):
         (["--html", "nowhere/page.html"], "--html: must be a file in a folder that can be written"),
         (["--chat-template-kwargs", "{"], "--chat-template-kwargs: "),
         (["--chat-template-kwargs", "[1]"], "must be a JSON object, got '[1]'"),
-        (["--chat-template", "nowhere.jinja"], "A chat template's file must exist"),
-        (["--chat-template", "{% for %}"], "A chat template must be Jinja"),
-        (["--max-length", "1"], "max_length must be at least 2 tokens"),
+        (["--chat-template", "nowhere.jinja"], "- --chat-template: A chat template's file must"),
+        (["--chat-template", "{% for %}"], "- --chat-template: A chat template must be Jinja"),
+        (["--max-length", "1"], "- --max-length: max_length must be at least 2 tokens"),
     ],
 )
 def test_options_that_cannot_be_used(write, inspect, options, message):
@@ -313,6 +386,14 @@ def test_a_tokenizer_that_is_none(write, tmp_path, capsys):
     code = main(["data", "inspect", str(path), "--tokenizer", str(tmp_path)])
     assert code == 2
     assert "this cannot run:\n- --tokenizer: " in capsys.readouterr().err
+    assert main(["data", "inspect", str(path), "--tokenizer", str(tmp_path / "nowhere")]) == 2
+    assert (
+        f"- --tokenizer: must be a folder that is there, got '{tmp_path / 'nowhere'}'\n"
+    ) in capsys.readouterr().err
+    assert main(["data", "inspect", str(path), "--tokenizer", str(path)]) == 2
+    assert (
+        f"- --tokenizer: must be a folder, got the file '{path}'; name the folder it is in\n"
+    ) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--rows", "0"], ["--show", "-1"], ["--max-length", "x"]])
@@ -392,7 +473,7 @@ def test_a_reader_that_has_seen_enough(write, tiny_model):
         timeout=120,
         check=True,
     )
-    assert run.stdout.splitlines() == [f"{path}, line 1: 50 tokens, 18 trained", "141"]
+    assert run.stdout.splitlines() == ["form: openai_chat, of the columns messages", "141"]
     assert run.stderr == ""
 
 

@@ -29,13 +29,16 @@ def add_data_command(commands: Any) -> None:
         "data",
         help="look at data before training on it",
         description="Look at data before training on it.",
+        allow_abbrev=False,
     )
     inspect = data.add_subparsers(dest="command", required=True, metavar="command").add_parser(
         "inspect",
         help=DESCRIPTION.partition("\n")[0],
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
+    inspect.set_defaults(parser=inspect)
     inspect.add_argument("source", help="a file, a folder, or a data set's id on the hub")
     inspect.add_argument(
         "--tokenizer", required=True, help="a folder with a tokenizer (or processor), or a hub id"
@@ -49,10 +52,10 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="auto", help="default: by the columns")
     parser.add_argument(
         "--columns",
-        nargs=2,
-        metavar=("PROMPT", "RESPONSE"),
+        nargs="+",
+        metavar="NAME",
         default=None,
-        help="with --format prompt_response: the names of the two columns",
+        help="names of the columns: prompt and response, or prompt, chosen and rejected",
     )
     parser.add_argument("--split", default="train", help="default: train")
     parser.add_argument("--config", default=None, help="configuration of a data set of the hub")

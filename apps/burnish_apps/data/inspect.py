@@ -6,11 +6,15 @@ import argparse
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import burnish_data.sources
+from burnish_data._arguments import format_name
+from burnish_data.chat_template import load_template
 from burnish_data.encode import encode_chats
 from burnish_data.files import open_rows
 from burnish_data.formats import (
@@ -19,6 +23,7 @@ from burnish_data.formats import (
     labelled,
     openai_chat,
     preference,
+    preference_columns,
     prompt_response,
     ranked,
     sharegpt,
@@ -86,22 +91,81 @@ def run(options: argparse.Namespace) -> int:
 def inspect(options: argparse.Namespace) -> Inspection:
     """What is found in the rows that the options name."""
     check_html(options.html, options.source)
+    check_source(options.source)
+    check_tokenizer_place(options.tokenizer)
     with blame("--tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
-    with blame("source"):
-        records = open_rows(options.source, split=options.split, config=options.config)
+    check_template(options, tokenizer)
+    records = opened(options)
     records = records[: options.rows] if options.rows else records
-    rows = records.map(format_of(options, records))
+    form = format_of(options, records)
+    rows = records.map(form)
     return inspect_rows(
         rows,
         Encoder(tokenizer, options),
         tokenizer,
         name=options.source,
+        form=form_text(form, records),
         num_shown=options.show,
         on_bad_row=options.on_bad_row,
         max_length=options.max_length,
         show_progress=sys.stderr.isatty(),
     )
+
+
+def opened(options: argparse.Namespace) -> Rows[dict[str, Any]]:
+    """The records of the source; where it has another split alone, the error says so."""
+    with blame("source"):
+        try:
+            return open_rows(options.source, split=options.split, config=options.config)
+        except ValueError as error:
+            only = re.search(r"pass split='([^']+)'|Should be one of \['([^']+)'\]", str(error))
+            if only is None:
+                raise
+            name = only[1] or only[2]
+            raise ConfigError(
+                [
+                    f"--split: must be one that {options.source} has, got {options.split!r}; pass "
+                    f"--split {name}"
+                ]
+            ) from error
+
+
+def check_source(source: str) -> None:
+    """Files, folders and hub ids, and no names of Python's."""
+    if Path(source).exists():
+        return
+    if source in burnish_data.sources.__all__ or re.fullmatch(r"[\w.]+:\w+", source):
+        raise ConfigError(
+            [
+                f"source: must be a file, a folder or a data set's id on the hub, got {source!r}, "
+                "which is Python's; write its rows as JSON lines and name that file"
+            ]
+        )
+
+
+def check_tokenizer_place(name: str) -> None:
+    """A folder that is there, or a hub id."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise ConfigError(
+            [f"--tokenizer: must be a folder, got the file {name!r}; name the folder it is in"]
+        )
+    if not path.exists() and (name.startswith((".", "~", "/")) or name.count("/") > 1):
+        raise ConfigError([f"--tokenizer: must be a folder that is there, got {name!r}"])
+
+
+def check_template(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> None:
+    """What can be said of the options of encoding before a row is read."""
+    if options.max_length == 1:
+        raise ConfigError(
+            ["--max-length: max_length must be at least 2 tokens, as the first is not trained"]
+        )
+    template = options.chat_template
+    # A name may be one of a processor's.
+    if template and ("{" in template or template.endswith(".jinja")):
+        with blame("--chat-template"):
+            load_template(tokenizer, template, variables(options.chat_template_kwargs), tools=False)
 
 
 def check_html(page: Path | None, source: str) -> None:
@@ -121,15 +185,35 @@ def check_html(page: Path | None, source: str) -> None:
 def format_of(options: argparse.Namespace, records: Rows[dict[str, Any]]) -> Format:
     """The function that makes this library's rows of the records."""
     if options.columns:
-        if options.format not in ("auto", "prompt_response"):
+        wanted = {2: "prompt_response", 3: "preference"}.get(len(options.columns))
+        if wanted is None:
             raise ConfigError(
-                [f"--columns: belongs to --format prompt_response, got --format {options.format}"]
+                [
+                    "--columns: must be two names (prompt, response) or three (prompt, chosen, "
+                    f"rejected), got {len(options.columns)}"
+                ]
             )
+        if options.format not in ("auto", wanted):
+            raise ConfigError(
+                [f"--columns: belongs to --format {wanted}, got --format {options.format}"]
+            )
+        if wanted == "preference":
+            prompt, chosen, rejected = options.columns
+            return preference_columns(prompt=prompt, chosen=chosen, rejected=rejected)
         return prompt_response(*options.columns)
     if options.format != "auto":
         return FORMATS[options.format]
     with blame("--format"):
         return guess_format(columns_of(records))
+
+
+def form_text(form: Format, records: Rows[dict[str, Any]]) -> str:
+    """The form, and the columns that the rows have."""
+    try:
+        columns = columns_of(records)
+    except ValueError:
+        return format_name(form)
+    return f"{format_name(form)}, of the columns {', '.join(columns)}"
 
 
 def columns_of(records: Rows[dict[str, Any]]) -> list[str]:

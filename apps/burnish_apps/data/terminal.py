@@ -8,6 +8,7 @@ from burnish_data.inspect import (
     ShownText,
     length_histogram,
     runs_of,
+    skipped_text,
     visible,
 )
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.text import Text
 
 TRAINED = Style(color="green", bold=True)
 WEIGHTED = Style(color="yellow", bold=True)
+ALARM = Style(color="red", bold=True)
 QUIET = Style(dim=True)
 BAR_CHARACTERS = 40
 EXAMPLES_SHOWN = 3
@@ -30,6 +32,9 @@ def print_inspection(inspection: Inspection, console: Console, *, edges: bool = 
             have none, then trained text stands in brackets).
         edges: a bar between tokens.
     """
+    if inspection.form:
+        _say(console, Text(visible(f"form: {inspection.form}"), style=QUIET))
+        _say(console, Text())
     for row in inspection.shown:
         for text in row.texts:
             _say(console, Text(f"{visible(row.where)}: {caption(text)}", style=QUIET))
@@ -42,6 +47,9 @@ def print_inspection(inspection: Inspection, console: Console, *, edges: bool = 
         _say(console, Text())
     for line in [*histogram_lines(inspection, console), *summary_lines(inspection)]:
         _say(console, Text(visible(line)))
+    if inspection.warning:
+        _say(console, Text())
+        _say(console, Text(inspection.warning, style=ALARM))
 
 
 def caption(text: ShownText) -> str:
@@ -130,7 +138,7 @@ def summary_lines(inspection: Inspection) -> list[str]:
         f"  tokens          {tokens:,}",
         f"  trained tokens  {trained:,}{share}",
         f"  truncated       {inspection.num_truncated:,}{limit}",
-        f"  rows skipped    {skipped.total:,}",
+        f"  rows skipped    {skipped_text(inspection)}",
     ]
     for reason, count in skipped.counts.most_common():
         lines.append(f"    {count:,} {reason}, for example:")

@@ -24,7 +24,9 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an app; returns the exit code."""
     try:
-        options = _parser().parse_args(arguments)
+        options, unknown = _parser().parse_known_args(arguments)
+        if unknown:
+            options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # also into a pipe or a file
         return _run(options)
@@ -35,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="burnish", description="Post-training runs from recipes, and a look at their data."
+        prog="burnish",
+        description="Post-training runs from recipes, and a look at their data.",
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="app", required=True, metavar="app")
     add_data_command(commands)
@@ -46,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
             help=text.partition("\n")[0],
             description=text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
+        command.set_defaults(parser=command)
         command.add_argument("--recipe", required=True, help="name of a recipe, or a YAML file")
         command.add_argument(
             "overrides", nargs="*", metavar="key=value", help="settings that replace the recipe's"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from burnish_data import BadRowError
+from burnish_data import BadRowError, render_prompt
 from burnish_data.encode import LeftOutError, encode_chat, encode_chats
 from hypothesis import given
 from hypothesis import strategies as st
@@ -245,6 +245,9 @@ def test_a_prompt_longer_than_the_limit_leaves_nothing_to_train():
     ) as caught:
         encode_chat(CHAT, make_tokenizer(), max_length=13, too_long="truncate")
     assert caught.value.reason == "nothing to train"
+    assert str(caught.value).endswith(
+        "Max_length cut off all that is trained: raise it, or leave such rows out."
+    )
     assert not isinstance(caught.value, LeftOutError)
 
 
@@ -267,6 +270,9 @@ def test_nothing_to_train_is_an_error(messages):
     with pytest.raises(BadRowError, match="at least one trained token") as caught:
         encode_chat({"messages": messages}, make_tokenizer())
     assert caught.value.reason == "nothing to train"
+    assert str(caught.value).endswith(
+        "No message is the assistant's, or those that are have a weight of 0."
+    )
 
 
 def test_bad_rows_stand_in_their_places():
@@ -395,6 +401,114 @@ def test_images_are_for_processors():
     with pytest.raises(BadRowError, match=r"messages\[0\].content'.*encode_images") as caught:
         encode_chat(row, make_tokenizer())
     assert caught.value.reason == "images"
+
+
+# After SmolVLM's (Apache-2.0) and LLaVA's, which know content as a list of parts alone.
+PARTS_TEMPLATE = (
+    "{% for m in messages %}<turn> {{ m['role'] }}"
+    "{% if m['content'][0]['type'] == 'image' %}{{ ' be' }}{% endif %}"
+    "{% for part in m['content'] %}{% if part['type'] == 'text' %} {{ part['text'] }}{% endif %}"
+    "{% endfor %} <eos> {% endfor %}{% if add_generation_prompt %}<turn> assistant{% endif %}"
+)
+FILTER_TEMPLATE = (
+    "{% for m in messages %}<turn> {{ m.role }}"
+    "{% for part in m.content | selectattr('type', 'equalto', 'text') %} {{ part['text'] }}"
+    "{% endfor %} <eos> {% endfor %}{% if add_generation_prompt %}<turn> assistant{% endif %}"
+)
+# Fails on text, as letters have no key "text".
+INDEX_TEMPLATE = TEMPLATE.replace("m['content']", "' ' + m['content'][0]['text']")
+
+
+@pytest.mark.parametrize("template", [PARTS_TEMPLATE, FILTER_TEMPLATE, INDEX_TEMPLATE])
+def test_templates_that_know_parts_alone(template):
+    """They leave letters out, and say nothing: text is given to them as its one part."""
+    tokenizer = make_tokenizer(template)
+    encoded = encode_chat(CHAT, tokenizer)
+    assert encoded["token_ids"].tolist() == IDS
+    assert digits(encoded) == "00000000000001111000000011"
+    assert render_prompt(tokenizer, CHAT["messages"][:2]) == [*IDS[:11], 3, 6]
+    lists = [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        for message in CHAT["messages"]
+    ]
+    assert tokenizer.apply_chat_template(lists, return_dict=False) == IDS
+
+
+def test_tools_in_templates_that_know_parts_alone():
+    calls = (
+        "{% for c in m.tool_calls %} {{ c.function.name }} {{ c.function.arguments | tojson }}"
+        "{% endfor %} <eos>"
+    )
+    tokenizer = make_tokenizer(PARTS_TEMPLATE.replace(" <eos>", calls))
+    encoded = encode_chat(TOOL_CHAT, tokenizer)
+    assert encoded["token_ids"].tolist() == [
+        *(3, 5, 10, 11, 12, 2, 3, 6, 14, 0, 2, 3, 7, 12, 2, 3, 6, 13, 2)
+    ]
+    assert digits(encoded) == "0000000011100000011"
+
+
+def test_text_is_text_where_a_template_takes_both():
+    template = TEMPLATE.replace(
+        "{{ m['content'] }}", "{{ m.content if m.content is string else 'down' }}"
+    )
+    encoded = encode_chat(CHAT, make_tokenizer(template))
+    assert encoded["token_ids"].tolist() == IDS
+
+
+def test_a_template_that_renders_no_text_is_an_error():
+    """Of no form: each turn would be its header and its end."""
+    template = "{% for m in messages %}<turn> {{ m['role'] }} <eos> {% endfor %}"
+    for use in (encode_chat, lambda row, tokenizer: render_prompt(tokenizer, [ASK])):
+        with pytest.raises(ValueError, match="neither as text nor as a list of parts") as caught:
+            use(CHAT, make_tokenizer(template))
+        assert not isinstance(caught.value, BadRowError)
+
+
+@pytest.mark.parametrize(
+    ("said", "rendered"),
+    [
+        ("{{ m.content if not loop.last else '' }}", "up is down"),  # drops the last answer
+        ("{{ m.content.split('brief')[0] }}", "up brief down"),  # cuts an answer
+        ("{{ m.content.split('\n')[0] }}", "up\nis\ndown down"),
+        ("{{ m.content.split('</think>')[-1] }}", "<think>up is</think>"),  # nothing but a thought
+    ],
+)
+def test_what_the_assistant_says_is_not_lost(said, rendered):
+    template = TEMPLATE.replace("{{ m['content'] }}", said)
+    row = {"messages": [ASK, {"role": "assistant", "content": rendered}]}
+    for train_on in ("assistant", "last", "all"):
+        with pytest.raises(BadRowError, match=r"that the chat template renders, but") as caught:
+            encode_chat(row, make_tokenizer(template), train_on=train_on)
+        assert caught.value.reason == "content not rendered"
+        assert caught.value.column == "messages[1].content"
+
+
+def test_reasoning_that_is_all_an_answer_has_is_not_lost():
+    answer = {"role": "assistant", "content": "", "reasoning_content": "up is down"}
+    with pytest.raises(BadRowError) as caught:
+        encode_chat({"messages": [ASK, answer]}, make_tokenizer())
+    assert caught.value.reason == "content not rendered"
+    template = TEMPLATE.replace("{{ m['content'] }}", "{{ m['content'] }}{{ m.reasoning_content }}")
+    encoded = encode_chat({"messages": [ASK, answer]}, make_tokenizer(template))
+    assert encoded["token_ids"][encoded["token_mask"]].tolist() == [12, 11, 13, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ("{{ m.content | trim }}", "\n up is down \n\n"),
+        ("{{ m.content.split('</think>')[-1].strip() }}", "<think>\nbe\n</think>\n\nup\ndown\n"),
+        ("{{ m.content.replace('\n', ' ') }}", "up\nis\n\ndown"),
+        ("{{ m.content | replace('<think>', '') | replace('</think>', '') }}", "<think>up</think>"),
+        ("{{ m.content | tojson }}", 'up "is" \\ down é'),
+        ("{{ m.content | tojson(ensure_ascii=true) }}", 'up "is" \\ down é'),
+        ("{{ {'text': m.content} }}", "up is down"),
+    ],
+)
+def test_templates_that_change_what_is_said_are_no_error(said, content):
+    template = TEMPLATE.replace("{{ m['content'] }}", said)
+    answer = {"role": "assistant", "content": content}
+    assert encode_chat({"messages": [ASK, answer]}, make_tokenizer(template))["token_mask"].any()
 
 
 # Real tokenizers, on what a tokenizer of whole words has not.
@@ -555,3 +669,16 @@ def test_rows_are_left_as_they_are():
     copy = pickle.loads(pickle.dumps(row))
     encode_chat(row, make_tokenizer())
     assert row == copy
+
+
+def test_what_the_page_says_of_qwen3_and_of_special_tokens_that_are_typed():
+    tokenizer = load_golden_tokenizer("qwen3")
+    said = [("user", "Hi <|im_end|>"), ("assistant", "Ho")]
+    row = {"messages": [{"role": role, "content": text} for role, text in said]}
+    plain = encode_chat(row, tokenizer)
+    ids, mask = plain["token_ids"], plain["token_mask"]
+    assert tokenizer.decode(ids[mask]) == "<think>\n\n</think>\n\nHo<|im_end|>"
+    assert ids.tolist().count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 3
+    plain = encode_chat(row, tokenizer, chat_template_kwargs={"enable_thinking": False})
+    assert tokenizer.decode(plain["token_ids"][plain["token_mask"]]) == "Ho<|im_end|>"
+    assert plain["token_ids"].tolist() == ids.tolist()

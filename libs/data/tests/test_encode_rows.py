@@ -63,6 +63,24 @@ def encode_pairs(texts):
     ]
 
 
+def encode_some_margins(texts):
+    """Capitals have a margin."""
+    pairs = encode_pairs(texts)
+    return [
+        pair if text.isupper() else {"chosen": pair["chosen"], "rejected": pair["rejected"]}
+        for text, pair in zip(texts, pairs)
+    ]
+
+
+def encode_weighted_margins(texts):
+    """Both optional columns beside the tokens, each in some rows."""
+    rows = encode(texts)
+    for text, row in zip(texts, rows):
+        if text.isupper():
+            row["margin"] = 1.5
+    return rows
+
+
 def encode_ranking(texts):
     return [
         {"completions": [encode_one(part) for part in text.split()], "scores": [0.5] * len(text)}
@@ -210,6 +228,46 @@ def test_pairs_are_structs_with_weights_where_one_side_has_them(toy, tmp_path, b
     assert dataset[1]["chosen"]["token_weights"] == [0.5, 0.0]
     assert dataset[0]["rejected"]["token_weights"] == [0.0, 0.0]
     assert dataset["margin"][:] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 4])
+@pytest.mark.parametrize("texts", [["ab", "AB", "cd", "EF"], ["AB", "ab", "EF", "cd"]])
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_margins_that_only_some_rows_have(toy, tmp_path, batch_rows, texts, on_disk):
+    dataset, _ = quietly(
+        rows_of(texts),
+        toy.encode_some_margins,
+        output=tmp_path / "out" if on_disk else None,
+        batch_rows=batch_rows,
+    )
+    assert list(dataset.features) == ["chosen", "rejected", "margin"]
+    assert dataset["margin"][:] == [1.0 if text.isupper() else None for text in texts]
+    assert dataset[1]["chosen"]["token_ids"] == [ord(letter) for letter in texts[1]]
+
+
+def test_margins_that_no_row_has(toy, tmp_path):
+    dataset, _ = quietly(rows_of(["ab", "cd"]), toy.encode_some_margins, output=tmp_path / "out")
+    assert list(dataset.features) == ["chosen", "rejected"]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 4])
+def test_margins_and_weights_may_come_in_any_order(toy, tmp_path, batch_rows):
+    dataset, _ = quietly(
+        rows_of(["a", "B", "!c", "D!"]),
+        toy.encode_weighted_margins,
+        output=tmp_path / "out",
+        batch_rows=batch_rows,
+    )
+    assert list(dataset.features) == [
+        "token_ids",
+        "token_mask",
+        "token_weights",
+        "margin",
+        "length",
+        "truncated",
+    ]
+    assert dataset["margin"][:] == [None, 1.5, None, 1.5]
+    assert dataset["token_weights"][:] == [[0.0], [1.0], [0.0, 0.0], [0.5, 0.0]]
 
 
 @pytest.mark.parametrize("batch_rows", [1, 4])
@@ -394,6 +452,11 @@ GUARDmain()
 """
 
 
+def heed_interrupts() -> None:
+    """A background job, as this test run may be, ignores them, and so would its child."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start_script(toy: ModuleType, tmp_path: Path, guard: str) -> subprocess.Popen[str]:
     (tmp_path / "script.py").write_text(SCRIPT.replace("GUARD", guard))
     return subprocess.Popen(
@@ -403,6 +466,7 @@ def start_script(toy: ModuleType, tmp_path: Path, guard: str) -> subprocess.Pope
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # a process group of its own, as a terminal's foreground job
+        preexec_fn=heed_interrupts,
     )
 
 
@@ -466,3 +530,45 @@ def test_progress_shows_rows_and_what_was_skipped(toy: ModuleType, capsys):
     assert "encoding: 100%" in shown
     assert "3/3" in shown
     assert "skipped=1" in shown
+
+
+def test_of_two_with_one_output_the_slower_is_told_so(toy: ModuleType, tmp_path: Path):
+    output = tmp_path / "out"
+
+    def encode(texts):
+        if not output.exists():
+            quietly(rows_of(["AB"]), toy.encode, output=output)  # the faster one
+        return toy.encode(texts)
+
+    with pytest.raises(
+        ValueError, match=r"output must be a new folder, but '.*out' is there; load"
+    ):
+        quietly(rows_of(["CD", "EF"]), encode, output=output)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert load_from_disk(str(output))["token_ids"][:] == [[65, 66]]
+
+
+def test_what_a_dead_process_left_is_removed_by_the_next(toy: ModuleType, tmp_path: Path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    seen: list[str] = []
+
+    def encode(texts):
+        seen.extend(path.name for path in tmp_path.glob(".*partial*"))
+        return toy.encode(texts)
+
+    quietly(rows_of(["A"]), encode, output=tmp_path / "first")
+    own = seen.pop()
+    assert own.split("-")[-2] == str(os.getpid())
+    machine = own.split("-")[1]
+    stays = [
+        f".out.partial-{machine}-{os.getpid()}-00000000",  # alive
+        f".out.partial-{machine[::-1]}x-{dead.pid}-00000000",  # another machine's
+        f".other.partial-{machine}-{dead.pid}-00000000",  # another output's
+        f".out.partial-{machine}-{dead.pid}-notes",
+    ]
+    for name in [*stays, f".out.partial-{machine}-{dead.pid}-00000000"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part-0.arrow").write_bytes(b"x")
+    quietly(rows_of(["A"]), toy.encode, output=tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.glob(".*partial*")) == sorted(stays)

@@ -1,8 +1,11 @@
+import errno
 import gc
 import gzip
 import json
 import multiprocessing
+import os
 import pickle
+import shutil
 import tempfile
 import threading
 import types
@@ -465,3 +468,108 @@ def test_other_errors_in_a_stream_get_the_place_as_a_note(stream):
 def test_rows_as_a_stream(tmp_path):
     rows = open_rows(write_lines(tmp_path / "a.jsonl"))
     assert list(stream_of(rows)) == RECORDS
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.arrow"])
+def test_a_file_changed_in_place_is_refused_whatever_its_size(tmp_path, name):
+    path = tmp_path / name
+    table = pa.table({"a": [f"{number:03}" for number in range(600)]})
+    if name == "a.csv":
+        path.write_text("\n".join(["a", *table["a"].to_pylist()]))
+    elif name == "a.arrow":
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        lines = [json.dumps(record) for record in table.to_pylist()]
+        path.write_text("\n".join(lines) if name == "a.jsonl" else f"[{','.join(lines)}]")
+    rows = open_rows(path)
+    assert rows[0] == {"a": "000"}
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(size // 2)
+        file.write(b"9")
+    os.utime(path, ns=(1, 1))  # a clock may be too coarse to show it
+    assert path.stat().st_size == size
+    error = rf"{name} must stay as it was when opened, and it changed"
+    with pytest.raises(ValueError, match=error):
+        rows[300]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_file_that_another_takes_the_place_of_stays_as_it_was(tmp_path, name):
+    rows = open_rows(write_lines(tmp_path / name))
+    write_lines(tmp_path / f"b{name}", RECORDS[:1]).rename(tmp_path / name)
+    assert list(rows) == RECORDS
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet"])
+def test_an_end_while_unpacking_leaves_no_temporary_file(tmp_path, monkeypatch, name, error):
+    path = tmp_path / name
+    if name == "a.parquet":
+        parquet.write_table(pa.table({"a": [1]}), path)
+    else:
+        write_lines(path)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(shutil, "copyfileobj", fail)
+    monkeypatch.setattr(pa.ipc, "new_stream", fail)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    kind = ValueError if isinstance(error, OSError) else KeyboardInterrupt
+    match = rf"temporary must have room for what .*{name} holds, but .*No space left"
+    with pytest.raises(kind, match=match if kind is ValueError else None):
+        open_rows(path)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_name_that_no_file_can_have(tmp_path):
+    error = (
+        rf"source must be a file or a folder that can be looked up, got '{'x' * 120}\.\.\.': File"
+    )
+    with pytest.raises(ValueError, match=error):
+        open_rows("x" * 300 + ".jsonl")
+    with pytest.raises(ValueError, match=r"got '~no-such-user-here/x\.jsonl': Could not determine"):
+        open_rows("~no-such-user-here/x.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "data"])
+def test_a_link_that_leads_nowhere_is_named(tmp_path, name):
+    link = tmp_path / name
+    link.symlink_to(tmp_path / "gone.jsonl")
+    with pytest.raises(ValueError, match=rf"{name} must be .* is a link to '.*gone\.jsonl', which"):
+        open_rows(link)
+    link.unlink()
+    link.symlink_to(link)
+    with pytest.raises(ValueError, match=rf"{name} must be .* is a link to '.*{name}', which is"):
+        open_rows(link)
+
+
+def test_a_number_too_large_for_a_float_is_no_json(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1e308}\n{"a": 1e999}\n{"a": -1e999}\n')
+    rows = open_rows(path)
+    assert rows[0] == {"a": 1e308}
+    error = r"line 2: expected a number that a float can hold, got '1e999'\."
+    with pytest.raises(BadRowError, match=error):
+        rows[1]
+    with pytest.raises(BadRowError, match=r"got '-1e999'\."):
+        rows[2]
+
+
+def test_a_folder_with_one_other_split_names_it(tmp_path):
+    (tmp_path / "data").mkdir()
+    for part in (0, 1):
+        name = f"test-{part:05}-of-00002.jsonl"
+        (tmp_path / "data" / name).write_text('{"n": 1}\n')
+    with pytest.raises(ValueError, match="; pass split='test', or name the file itself"):
+        open_rows(tmp_path)
+    assert len(open_rows(tmp_path, split="test")) == 2
+    (tmp_path / "dev.jsonl").write_text('{"n": 1}\n')
+    with pytest.raises(ValueError, match="; name a split that is there, or name the file itself"):
+        open_rows(tmp_path)

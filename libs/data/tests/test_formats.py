@@ -11,6 +11,7 @@ from burnish_data.formats import (
     labelled,
     openai_chat,
     preference,
+    preference_columns,
     prompt_response,
     ranked,
     sharegpt,
@@ -478,3 +479,67 @@ def test_columns_of_no_known_form():
         r"prompt \+ response, .*, got \['body', 'title'\]; name the form",
     ):
         guess_format(["title", "body"])
+
+
+@pytest.mark.parametrize("name", ["loss", "train"])
+@pytest.mark.parametrize(
+    ("flag", "weight"), [(False, 0.0), (0, 0.0), (0.0, 0.0), (True, 1.0), (1, 1.0), (1.0, 1.0)]
+)
+def test_a_flag_of_a_message_is_its_weight(name, flag, weight):
+    row = openai_chat({"messages": [said("user", "x"), said("assistant", "y", **{name: flag})]})
+    assert row["messages"][1] == said("assistant", "y", weight=weight)
+
+
+@pytest.mark.parametrize("name", ["loss", "train"])
+@pytest.mark.parametrize("flag", ["no", "false", 2, 0.5, -1, [], {}, float("nan")])
+def test_a_flag_that_is_none_is_refused(name, flag):
+    record = {"messages": [said("user", "x"), said("assistant", "y", **{name: flag})]}
+    error = rf"'messages\[1\]\.{name}': expected true, false, 1 or 0, got "
+    with pytest.raises(BadRowError, match=error):
+        openai_chat(record)
+
+
+def test_flags_that_contradict_each_other_are_refused():
+    record = {"messages": [said("user", "x"), said("assistant", "y", loss=1, train=False)]}
+    with pytest.raises(BadRowError, match=r"'messages\[1\]\.train': expected what 'loss' says"):
+        openai_chat(record)
+
+
+def test_a_weight_goes_before_a_flag():
+    said_both = said("assistant", "y", weight=0.5, loss=True)
+    row = openai_chat({"messages": [said("user", "x"), said_both]})
+    assert row["messages"][1] == said("assistant", "y", weight=0.5)
+
+
+def test_choices_are_not_an_answers_text():
+    with pytest.raises(ValueError, match=r"one of options; read multiple choice by sources\.mmlu"):
+        guess_format(["question", "options", "answer"])
+    # Where the chat is there, other columns do not matter.
+    assert guess_format(["messages", "choices"]) is openai_chat
+
+
+def test_preferences_with_columns_of_other_names():
+    form = preference_columns(prompt="q", chosen="good", rejected="bad")
+    row = form({"q": "Hi", "good": "Ho", "bad": "Hm", "margin": 2})
+    assert row == {
+        "prompt": [said("user", "Hi")],
+        "chosen": [said("assistant", "Ho")],
+        "rejected": [said("assistant", "Hm")],
+        "margin": 2.0,
+    }
+    with pytest.raises(BadRowError, match=r"^column 'bad': expected a column of this name"):
+        form({"q": "Hi", "good": "Ho"})
+    with pytest.raises(BadRowError, match=r"^column 'q': expected a column of this name"):
+        form({"good": "Ho", "bad": "Hm"})
+    whole = preference_columns(prompt=None, chosen="good", rejected="bad")
+    sides = {"good": HI, "bad": [HI[0], said("assistant", "Hm")]}
+    assert whole(sides) == preference({"chosen": sides["good"], "rejected": sides["bad"]})
+
+
+def test_roles_in_any_case():
+    capital = [said("User", "Hi"), said("ASSISTANT", "Ho")]
+    assert openai_chat({"messages": capital}) == {"messages": HI}
+    turns = [{"from": "Human", "value": "Hi"}, {"from": "GPT", "value": "Ho"}]
+    assert sharegpt({"conversations": turns}) == {"messages": HI}
+    answer = {"prompt": "Hi", "chosen": [capital[1]], "rejected": "Hm"}
+    assert preference(answer)["chosen"] == [said("assistant", "Ho")]

@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pyarrow
@@ -59,6 +60,15 @@ def test_local_files(tmp_path):
     jsonl = write_jsonl(tmp_path / "a.jsonl", *map(json.dumps, RECORDS), "")
     assert contents(gsm8k(jsonl)) == EXPECTED
     assert contents(gsm8k(str(write_parquet(tmp_path / "a.parquet")))) == EXPECTED
+
+
+def test_ids_name_the_file_that_is_read(tmp_path):
+    jsonl = write_jsonl(tmp_path / "test.jsonl", *map(json.dumps, RECORDS))
+    assert [row["id"] for row in gsm8k(jsonl)] == ["gsm8k/test/0", "gsm8k/test/1", "gsm8k/test/2"]
+    packed = tmp_path / "mine.jsonl.gz"
+    packed.write_bytes(gzip.compress(jsonl.read_bytes()))
+    assert gsm8k(packed, split="test")[2]["id"] == "gsm8k/mine/2"
+    assert gsm8k(tmp_path, split="test")[0]["id"] == "gsm8k/test/0"
 
 
 def test_a_folder_holds_a_file_for_each_split(tmp_path):

@@ -19,6 +19,7 @@ from burnish_data.inspect import (
     inspect_rows,
     length_histogram,
     pieces_of,
+    skipped_text,
     visible,
 )
 from burnish_data.inspect_html import inspection_html
@@ -261,6 +262,9 @@ def test_histogram_has_every_length_in_one_bin():
         ("\u202egnp.exe", r"\u202egnp.exe"),
         ("\ud83d alone", r"\ud83d alone"),
         ("\ufeffmark", r"\ufeffmark"),
+        ("\u061cturned", r"\u061cturned"),
+        ("a\u200bb\u2060c\u200cd\xade", r"a\u200bb\u2060c\u200cd\xade"),
+        ("tag \U000e0041", r"tag \U000e0041"),
     ],
 )
 def test_what_a_screen_would_obey_is_written_out(text: str, shown: str):
@@ -359,3 +363,21 @@ def test_a_page_of_nothing():
     assert '<th>rows read</th><td class="number">0</td>' in page
     assert "<pre>" not in page
     assert "Lengths" not in page
+
+
+def test_much_that_was_skipped_is_warned_of():
+    def found(num_rows: int, num_skipped: int) -> Inspection:
+        skipped = Skipped()
+        for _ in range(num_skipped):
+            skipped.add(BadRowError("another", "row"))
+        none = np.zeros(0, np.int64)
+        return Inspection("a", num_rows, (), none, none, 0, skipped, form="sharegpt <b>")
+
+    much = found(300, 191)
+    assert skipped_text(much) == "191 of 300 (63.7%)"
+    assert much.warning.startswith("WARNING: 63.7% of the rows cannot be used")
+    assert '<p class="warning">WARNING: 63.7% of the rows' in inspection_html(much)
+    assert '<p class="note">form: sharegpt &lt;b&gt;</p>' in inspection_html(much)
+    assert found(10, 1).warning == ""
+    assert 'class="warning"' not in inspection_html(found(10, 1))
+    assert (skipped_text(found(0, 0)), found(0, 0).warning) == ("0", "")

@@ -2,7 +2,7 @@ import json
 from itertools import islice
 
 import pytest
-from burnish_data import PromptLoader
+from burnish_data import Loader, PromptLoader
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,3 +102,18 @@ def test_a_position_that_cannot_be_is_refused(position):
     with pytest.raises(ValueError, match=f"position must be .* 0 or more, got {position}"):
         loader.load_state_dict({**before, "position": position})
     assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize("seed", [1.0, "1", None, True])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(ValueError, match=r"seed must be a whole number, got "):
+        Loader(range(4), 2, seed=seed)
+    with pytest.raises(ValueError, match=r"seed must be a whole number, got "):
+        PromptLoader(range(4), 2, seed=seed)
+
+
+def test_a_samplers_negative_index_is_refused():
+    batches = iter(Loader(range(4), batch_sampler=[[0, 3], [1, -1]]))
+    assert next(batches) == [0, 3]
+    with pytest.raises(ValueError, match=r"indices of rows, 0 or more, got \[1, -1\] in epoch 0"):
+        next(batches)

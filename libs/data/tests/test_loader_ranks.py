@@ -452,6 +452,11 @@ if __name__ == "__main__":
 """
 
 
+def heed_interrupts() -> None:
+    """A background job, as this test run may be, ignores them, and so would its child."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_behind(toy: ModuleType, tmp_path: Path, number):
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -463,6 +468,7 @@ def test_no_process_is_left_behind(toy: ModuleType, tmp_path: Path, number):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     assert script.stdout is not None
     assert script.stdout.readline()

@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 from burnish_data import BadRowError, validate_messages
 
@@ -222,3 +224,82 @@ def test_bad_messages_are_counted_under_their_reasons():
         with pytest.raises(BadRowError) as caught:
             validate_messages(messages)
         assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("weight", [10**400, 1e300, 3.5e38, 1e-300, 1e-46])
+def test_a_weight_that_float32_cannot_hold_is_refused(weight):
+    messages = [{"role": "user", "content": "x"}]
+    messages.append({"role": "assistant", "content": "x", "weight": weight})
+    error = r"messages\[1\]\.weight': expected 0, or a finite number that float32 can hold"
+    with pytest.raises(BadRowError, match=error):
+        validate_messages(messages)
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, 1, 1e-30, 3e38])
+def test_a_weight_that_float32_can_hold_stays(weight):
+    messages = [{"role": "user", "content": "x", "weight": weight}]
+    assert validate_messages(messages)[0]["weight"] == weight
+
+
+@pytest.mark.parametrize(
+    ("fields", "column"),
+    [
+        ({"content": "\ud83d"}, "content"),
+        ({"content": [{"type": "text", "text": "a\udc00"}]}, "content"),
+        (
+            {
+                "content": [
+                    {"type": "text", "text": "a\udc00"},
+                    {"type": "image", "image": "a.png"},
+                ]
+            },
+            "content",
+        ),
+        ({"content": "x", "reasoning_content": "\ud83d"}, "reasoning_content"),
+        ({"content": "x", "name": "\ud83d"}, "name"),
+        ({"content": "x", "note": {"\ud83d": 1}}, "note"),
+        ({"tool_calls": [{"name": "f", "arguments": {"x": ["\ud83d"]}}]}, "tool_calls"),
+        (
+            {"tool_calls": [{"name": "f", "arguments": '{"x": "\\ud83d"}'}]},
+            r"tool_calls\[0\]\.function\.arguments",
+        ),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused(fields, column):
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", **fields}]
+    error = rf"messages\[1\]\.{column}': expected whole characters, no half of a surrogate pair"
+    with pytest.raises(BadRowError, match=error):
+        validate_messages(messages)
+
+
+@pytest.mark.parametrize("url", ["file://[bad", "data:image/png;base64,\u00e9"])
+def test_an_image_url_that_cannot_be_read(url):
+    part = {"type": "image_url", "image_url": {"url": url}}
+    with pytest.raises(BadRowError, match=r"content\[0\]\.image_url\.url': expected "):
+        validate_messages([{"role": "user", "content": [part]}])
+
+
+@pytest.mark.parametrize(
+    ("roles", "remedy"),
+    [
+        (["Assistant"], "got 'assistant'. Leave it out, or put a user's message before it."),
+        (
+            ["user", "assistant", "assistant"],
+            "got 'assistant'. Join the two messages before the format.",
+        ),
+        (
+            ["user", "system"],
+            "got 'system'. Move it to the beginning, or make it a user's.",
+        ),
+        (
+            ["user", "tool"],
+            "got 'tool'. Put the message that is missing before it, or leave the row out.",
+        ),
+    ],
+)
+def test_a_wrong_order_says_what_to_do(roles, remedy):
+    with pytest.raises(BadRowError) as caught:
+        validate_messages([{"role": role, "content": "Hi"} for role in roles])
+    assert str(caught.value).endswith(remedy)
+    assert str(caught.value.at("a.jsonl, line 1")).endswith(remedy)
+    assert str(pickle.loads(pickle.dumps(caught.value))).endswith(remedy)

@@ -96,13 +96,20 @@ def test_a_bad_row_keeps_its_place():
         ({"a": 1, "b": float("nan")}, 1, r"finite numbers of 0 or more, .*'b': nan"),
         ({"a": 1, "b": float("inf")}, 1, r"finite numbers of 0 or more, .*'b': inf"),
         ({"a": 1e308, "b": 1e308}, 1, r"finite numbers of 0 or more, .*'b': 1e\+308"),
-        ({"a": 1, "b": 1}, -1, r"num_rows must be 0 or more, got -1"),
+        ({"a": 1, "b": 1}, -1, r"num_rows must be a whole number, 0 or more, got -1"),
+        ({"a": 1, "b": 1}, 2.0, r"num_rows must be a whole number, 0 or more, got 2\.0"),
+        ({"a": 1, "b": 1}, True, r"num_rows must be a whole number, 0 or more, got True"),
         ({"a": 1, "b": 1}, 2, r"Source 'b' must have rows, since its share is 1 of them"),
     ],
 )
 def test_what_cannot_be_mixed(weights, num_rows, error):
     with pytest.raises(ValueError, match=error):
         mix({"a": rows("a", 3), "b": []}, weights, num_rows=num_rows, seed=0)
+
+
+def test_a_seed_is_a_whole_number():
+    with pytest.raises(ValueError, match=r"seed must be a whole number, got 1\.0"):
+        mix({"a": rows("a", 3)}, {"a": 1}, num_rows=1, seed=1.0)
 
 
 @settings(deadline=None)

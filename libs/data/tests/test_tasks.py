@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 SPECIAL_TOKENS = ["<unk>", "<bos>", "<eos>", "<turn>"]
 WORDS = ["system", "user", "assistant", "tool", "be", "brief", "what", "is", "up", "down"]
 TEMPLATE = (
-    "{% for t in tools or [] %}{{ t }} {% endfor %}"
+    "{% for t in tools or [] %}{{ t['name'] }} {% endfor %}"
     "{% for m in messages %}<turn> {{ m['role'] }} {{ m['content'] }} <eos> {% endfor %}"
     "{% if add_generation_prompt %}<turn> assistant{% endif %}"
 )
@@ -93,7 +93,7 @@ def test_margin_tools_and_weights(tokenizer):
     row = {
         **PAIR,
         "margin": 2,
-        "tools": ["up"],
+        "tools": [{"name": "up"}],
         "chosen": [{**assistant("down"), "weight": 0.5}],
     }
     encoded = encode_preference(row, tokenizer)
@@ -201,9 +201,11 @@ def said(pairs):
     ],
 )
 def test_pairs_of_a_ranking(pairs, expected):
-    made = ranked_to_pairs({**RANKED, "tools": ["up"]}, pairs)
+    made = ranked_to_pairs({**RANKED, "tools": [{"name": "up"}]}, pairs)
     assert said(made) == expected
-    assert all(pair["prompt"] == [user("what")] and pair["tools"] == ["up"] for pair in made)
+    assert all(
+        pair["prompt"] == [user("what")] and pair["tools"] == [{"name": "up"}] for pair in made
+    )
 
 
 def test_equal_scores_give_no_pair():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from burnish_data._text_files import remove_with
+from burnish_data._text_files import changed, is_full, no_room, remove_with, stamp_of
 from burnish_data.rows import Rows
 
 if TYPE_CHECKING:
@@ -26,13 +26,24 @@ class DatasetRows(Rows[Record]):
 
     Keys of None are left out, since Arrow adds them to rows that lack them. Images are not decoded:
     they stay what the data set holds, bytes or a path.
+
+    Args:
+        dataset: at least one row.
+        name: begins the rows' places.
+        path: the file that is mapped into memory, if one is. It is a ValueError to read on after it
+            was changed in place; one that another took the place of stays as it was.
+
+    Raises:
+        ValueError: no row.
     """
 
-    def __init__(self, dataset: Dataset, name: str) -> None:
+    def __init__(self, dataset: Dataset, name: str, path: Path | None = None) -> None:
         if not len(dataset):
             raise ValueError(f"{name} must hold at least one row, and it holds none.")
         self._dataset, self._name = dataset.with_format("arrow"), name
         self._last, self._block = -1, (0, list[Record]())
+        self._path = path
+        self._stamp = None if path is None else _stamp(path)
 
     @property
     def columns(self) -> list[str]:
@@ -45,6 +56,8 @@ class DatasetRows(Rows[Record]):
     def row(self, index: int) -> Record:
         start, block = self._block
         if not start <= index < start + len(block):
+            if self._path is not None and self._is_changed(self._path):
+                raise changed(self._path)
             # Who reads on gets a block at once, which is much faster; others one row.
             stop = index + (_BLOCK_ROWS if index == self._last + 1 else 1)
             start, block = index, to_records(self._dataset[index : min(stop, len(self))])
@@ -52,6 +65,10 @@ class DatasetRows(Rows[Record]):
         self._last = index
         made: Record = plain(block[index - start])
         return made
+
+    def _is_changed(self, path: Path) -> bool:
+        now, then = _stamp(path), self._stamp
+        return now is not None and then is not None and now[0] == then[0] and now != then
 
     def where(self, index: int) -> str:
         return f"{self._name}, row {index + 1}"
@@ -69,6 +86,15 @@ class ParquetRows(DatasetRows):
         super().__init__(read_arrow(Path(converted), str(path)), str(path))
 
 
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Which file it is, its size and its time; None if it is gone."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, *stamp_of(status)
+
+
 def _converted(path: Path) -> str:
     """The name of a new Arrow file with a Parquet file's rows."""
     from pyarrow import parquet
@@ -83,9 +109,13 @@ def _converted(path: Path) -> str:
         ):
             for batch in file.iter_batches(batch_size=1000):
                 writer.write_batch(batch)
-    except (pa.ArrowException, OSError) as error:
-        Path(name).unlink()
-        raise ValueError(f"{path} must be a whole Parquet file, but {error}.") from error
+    except BaseException as error:  # a full disk and Ctrl-C among them
+        Path(name).unlink(missing_ok=True)
+        if is_full(error):
+            raise no_room(path, error) from error
+        if isinstance(error, pa.ArrowException | OSError):
+            raise ValueError(f"{path} must be a whole Parquet file, but {error}.") from error
+        raise
     return name
 
 

@@ -58,6 +58,7 @@ class OwnBatches:
         whole_number(batch_size, "batch_size", 1)
         whole_number(num_ranks, "num_ranks", 1)
         whole_number(rank, "rank", 0)
+        check_seed(seed)
         if rank >= num_ranks:
             raise ValueError(
                 f"rank must be less than num_ranks, got rank {rank} of {num_ranks} ranks, which "
@@ -145,6 +146,11 @@ class SamplerBatches:
                 f"are used, got none; give it rows, and after a resume the arguments it had."
             )
         while batch is not None:
+            if any(index < 0 for index in batch):
+                raise ValueError(
+                    f"batch_sampler must give indices of rows, 0 or more, got {list(batch)} in "
+                    f"epoch {position.epoch}; count them from the beginning."
+                )
             used, checksum = used + 1, _checksum(batch, checksum)
             following = next(batches, None)
             is_last = following is None
@@ -210,6 +216,12 @@ def whole_number(value: object, name: str, least: int) -> int:
             f"the saved state."
         )
     return value
+
+
+def check_seed(seed: object) -> None:
+    """ValueError unless it is an integer: 1.0 would be another order than 1."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed must be a whole number, got {seed!r}; pass one.")
 
 
 def check_same(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+# Columns that a row may lack; `_placed` says where they stand.
+_OPTIONAL = ("token_weights", "margin")
 _SCALARS = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
@@ -18,7 +20,8 @@ def as_batch(encoded: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
     """The columns of rows: arrays [T] become lists, numbers and text stay, mappings become structs.
 
     Beside every `token_ids` stand `length` (int32, its tokens) and `truncated` (bool, False where
-    the row does not say). If some rows have `token_weights`, the others get them from `token_mask`.
+    the row does not say). If some rows have `token_weights`, the others get them from `token_mask`;
+    if some have `margin`, which stands last, it is null for the others.
 
     Raises:
         ValueError: rows with different columns, columns of different lengths, or of a kind that
@@ -28,7 +31,8 @@ def as_batch(encoded: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 
 
 def union(old: pa.Schema, new: pa.Schema) -> pa.Schema:
-    """The schema that both fit (see `conform`): either may have weights that the other lacks.
+    """The schema that both fit (see `conform`): either may have weights, or margins, that the other
+    lacks.
 
     Raises:
         ValueError: they differ in more than that.
@@ -38,7 +42,10 @@ def union(old: pa.Schema, new: pa.Schema) -> pa.Schema:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the weights of a schema from `union`: 1.0 where the mask is True, else 0.0."""
+    """The batch with what else a schema from `union` has.
+
+    That is weights, 1.0 where the mask is True, else 0.0; and margins, which are null.
+    """
     if batch.schema.equals(schema):
         return batch
     return pa.RecordBatch.from_struct_array(
@@ -125,9 +132,9 @@ def _structs(rows: Sequence[Mapping[str, Any]], path: str) -> pa.StructArray:
             f"encode must leave the column length to encode_rows, got {path}length beside "
             f"{path}token_ids; rename it."
         )
-    if "token_weights" in names and "token_mask" in names:  # where `union` puts them too
-        names.remove("token_weights")
-        names.insert(names.index("token_mask") + 1, "token_weights")
+    if "margin" in names and all(row.get("margin") is None for row in rows):
+        names.remove("margin")
+    names = _placed([name for name in names if name not in _OPTIONAL], names)
     columns = {
         name: _column([_value(row, name, path) for row in rows], path + name) for name in names
     }
@@ -149,6 +156,8 @@ def _value(row: Mapping[str, Any], name: str, path: str) -> Any:
         return row[name]
     if name == "token_weights" and "token_mask" in row:
         return row["token_mask"].astype(np.float32)
+    if name == "margin":
+        return None
     raise ValueError(
         f"encode must give every row the same columns, got one with {path}{name} and one with "
         f"{sorted(row)}; give both, or neither."
@@ -158,6 +167,12 @@ def _value(row: Mapping[str, Any], name: str, path: str) -> Any:
 def _column(values: list[Any], path: str) -> pa.Array:
     values = [value.item() if isinstance(value, np.generic) else value for value in values]
     first = values[0]
+    if path.rpartition(".")[2] == "margin":
+        first = next(value for value in values if value is not None)
+        if type(first) in _SCALARS and all(
+            value is None or type(value) is type(first) for value in values
+        ):
+            return pa.array(values, _SCALARS[type(first)])
     if isinstance(first, Mapping) and all(isinstance(value, Mapping) for value in values):
         return _structs(values, f"{path}.")
     if all(isinstance(value, np.ndarray) and value.ndim == 1 for value in values):
@@ -197,8 +212,8 @@ def _union(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
             f"{new}; convert one."
         )
     olds, news = ({field.name: field for field in struct} for struct in (old, new))
-    larger, smaller = (olds, news) if len(olds) > len(news) else (news, olds)
-    if list(smaller) != [name for name in larger if name in smaller or name != "token_weights"]:
+    needed, other = ([name for name in names if name not in _OPTIONAL] for names in (olds, news))
+    if needed != other or ("token_weights" in {*olds, *news} and "token_mask" not in needed):
         raise ValueError(
             f"encode must give every row the same columns, got {[path + name for name in olds]} "
             f"and {[path + name for name in news]}; give the same from all."
@@ -207,11 +222,28 @@ def _union(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
         [
             pa.field(
                 name,
-                _union(olds.get(name, field).type, news.get(name, field).type, f"{path}{name}."),
+                _union(
+                    (olds if name in olds else news)[name].type,
+                    (news if name in news else olds)[name].type,
+                    f"{path}{name}.",
+                ),
             )
-            for name, field in larger.items()
+            for name in _placed(needed, [*olds, *news])
         ]
     )
+
+
+def _placed(needed: list[str], there: Sequence[str]) -> list[str]:
+    """The names with the optional ones that are there, in the one place that each has."""
+    names = list(needed)
+    if "token_weights" in there:
+        # Without a mask they are a column like others, and come last.
+        place = names.index("token_mask") + 1 if "token_mask" in names else len(names)
+        names.insert(place, "token_weights")
+    if "margin" in there:
+        made = [name for name in ("length", "truncated") if name in names]  # after all others
+        names.insert(names.index(made[0]) if made else len(names), "margin")
+    return names
 
 
 def _conform(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -224,6 +256,9 @@ def _conform(array: pa.Array, kind: pa.DataType) -> pa.Array:
     for field in kind:
         if field.name in have:
             columns.append(_conform(array.field(field.name), field.type))
+            continue
+        if field.name == "margin":
+            columns.append(pa.nulls(len(array), field.type))
             continue
         mask = array.field("token_mask")  # for token_weights: `union` admits nothing else
         columns.append(pa.ListArray.from_arrays(mask.offsets, mask.values.cast(pa.float32())))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from burnish_data.rows import BadRowError
@@ -29,7 +31,14 @@ def _constant(name: str) -> NoReturn:
     raise _RefusedError("JSON, which has no such number", name, "not JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
+def _float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise _RefusedError("a number that a float can hold", digits, "not JSON")
+    return number
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
 
 
 def decode(data: bytes, where: str) -> str:
@@ -67,8 +76,8 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
         raise _syntax_error(text, "Extra data", len(text) - len(rest), where)
     if not isinstance(value, dict):
         raise BadRowError("a JSON object", value, where=where, reason="no object")
-    if "\\ud" in text or "\\uD" in text:
-        _check_surrogates(value, where)
+    if _may_have_halves(text):
+        refuse_surrogates(value, where=where)
     return value
 
 
@@ -78,14 +87,38 @@ def _syntax_error(text: str, message: str, position: int, where: str) -> BadRowE
     return BadRowError(f"JSON ({message})", got, where=place, reason="not JSON")
 
 
-def _check_surrogates(value: object, where: str) -> None:
-    # Half a character, which JSON can write and no tokenizer can read.
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        got = error.object[max(0, error.start - 20) : error.end + 20]
-        expected = "whole characters, no half of a surrogate pair"
-        raise BadRowError(expected, got, where=where, reason="not UTF-8") from error
+def _may_have_halves(text: str) -> bool:
+    return "\\ud" in text or "\\uD" in text
+
+
+def refuse_surrogates(
+    value: object, *, column: str | None = None, where: str | None = None
+) -> None:
+    """Whether all text in a value, at any depth, can be written as UTF-8.
+
+    A half of a surrogate pair is what JSON can write and no tokenizer can read.
+
+    Raises:
+        BadRowError: some cannot.
+    """
+    left = [value]  # no recursion, since JSON may be nested more deeply than Python may
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            if item.isascii():
+                continue
+            try:
+                item.encode()
+            except UnicodeEncodeError as error:
+                got = item[max(0, error.start - 20) : error.end + 20]
+                expected = "whole characters, no half of a surrogate pair"
+                raise BadRowError(
+                    expected, got, column=column, where=where, reason="not UTF-8"
+                ) from error
+        elif isinstance(item, Mapping):
+            left += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple):
+            left += item
 
 
 def parse_json(text: str, column: str) -> Any:
@@ -95,8 +128,11 @@ def parse_json(text: str, column: str) -> Any:
         BadRowError: it is none.
     """
     try:
-        return _DECODER.decode(text)
+        value = _DECODER.decode(text)
     except _RefusedError as error:
         raise BadRowError(error.expected, error.got, column=column, reason=error.reason) from error
     except (ValueError, RecursionError) as error:
         raise BadRowError(f"JSON ({error})", text, column=column, reason="not JSON") from error
+    if _may_have_halves(text) or not text.isascii():
+        refuse_surrogates(value, column=column)
+    return value

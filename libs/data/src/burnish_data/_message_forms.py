@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from burnish_data._json_text import parse_json
+from burnish_data._json_text import parse_json, refuse_surrogates
 from burnish_data.messages import Message, validate_messages
 from burnish_data.rows import BadRowError
 
@@ -61,7 +61,11 @@ def loose_messages(value: object, where: str, images: Sequence[Any] = ()) -> lis
         previous = made[-1] if made and isinstance(made[-1], dict) else {}
         if is_call and previous.get("role") == "assistant":
             # ShareGPT writes each of several calls, and the words before them, as a message.
-            previous["tool_calls"] = [*previous.get("tool_calls", []), *one["tool_calls"]]
+            before = previous.get("tool_calls", [])
+            if not isinstance(before, list | tuple):
+                column = f"{where}[{index - 1}].tool_calls"
+                raise BadRowError("a list of tool calls", before, column=column)
+            previous["tool_calls"] = [*before, *one["tool_calls"]]
         else:
             made.append(one)
     return _place_images(made, images, where) if images else made
@@ -71,13 +75,20 @@ def _message(message: Record, where: str) -> tuple[Loose, bool]:
     """One message, and whether it is nothing but a call."""
     made = {key: value for key, value in message.items() if value is not None}
     role = made.pop("from", None) if "role" not in made else made["role"]
+    if isinstance(role, str) and role.lower() in (*_ROLES, *_ROLES.values()):
+        role = role.lower()  # "Human"
     if "content" not in made and "value" in made:
         made["content"] = made.pop("value")
     made["role"] = _ROLES.get(role, role) if isinstance(role, str) else role
     if "weight" not in made and "loss_weight" in made:
         made["weight"] = made.pop("loss_weight")
-    if "weight" not in made and isinstance(made.get("loss"), bool):
-        made["weight"] = float(made.pop("loss"))
+    flags = {name: made.pop(name) for name in ("loss", "train") if name in made}
+    for key, flag in flags.items():
+        if not isinstance(flag, int | float) or flag not in (0, 1):
+            raise BadRowError("true, false, 1 or 0", flag, column=f"{where}.{key}")
+        if flag != flags.get("loss", flag):
+            raise BadRowError("what 'loss' says, too", flag, column=f"{where}.{key}")
+        made.setdefault("weight", float(flag))
     for name in ("reasoning", "thinking"):
         if "reasoning_content" not in made and isinstance(made.get(name), str):
             made["reasoning_content"] = made.pop(name)
@@ -195,6 +206,7 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         expected = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
         raise BadRowError(expected, tool, column=where)
+    refuse_surrogates(tool, column=where)
     made: dict[str, Any] = json.loads(json.dumps(tool, default=_refuse(where)))
     return {"type": "function", **made}
 

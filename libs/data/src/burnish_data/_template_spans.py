@@ -10,29 +10,34 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import meta, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from burnish_data.rows import BadRowError
 
-# Names that a template does not use.
-_ENTER, _LEAVE = "_burnish_enter", "_burnish_leave"
-_BEGIN, _END = "_burnish_generation_begins", "_burnish_generation_ends"
+# Names that a template does not use. What is called are filters: Jinja calls these as they are,
+# and a function only after the sandbox has looked at it, which takes longer than the call.
+_RESERVED = "_burnish_"
+_RECORDER = f"{_RESERVED}recorder"
+_ENTER, _LEAVE = f"{_RESERVED}enter", f"{_RESERVED}leave"
+_BEGIN, _END = f"{_RESERVED}generation_begins", f"{_RESERVED}generation_ends"
 # What these hold is collected before it comes out: where it will stand is not known inside.
 _BUFFERED = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock)
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """A stretch of text: `text[start:end]` is of message number `message` (-1: not known)."""
 
     message: int
@@ -56,10 +61,10 @@ class Rendered:
 
 @dataclass
 class _Recorder:
-    """What the calls in a template note; `position` is how much text has come out."""
+    """What the calls in a template note: places as how many pieces of text have come out."""
 
     numbers: dict[int, int]  # id(message) -> its number
-    position: int = 0
+    pieces: list[str] = field(default_factory=list)
     has_buffered_turns: bool = False
     turns: list[Turn] = field(default_factory=list)
     generations: list[Turn] = field(default_factory=list)
@@ -68,40 +73,70 @@ class _Recorder:
     open: list[tuple[int, int | None, int, int]] = field(default_factory=list)
     generation_open: tuple[int, int] | None = None
 
-    def enter(self, loop: int, value: object, is_buffered: bool) -> str:
+    def enter(self, value: object, loop: int, is_buffered: bool) -> None:
         # Identity, not equality: two messages may say the same.
         number = self.numbers.get(id(value))
         if is_buffered:
             self.has_buffered_turns |= number is not None
-            return ""
-        self.open.append((loop, number, self.position, len(self.turns)))
+            return
+        place = len(self.pieces)
+        self.open.append((loop, number, place, len(self.turns)))
         if number is not None:
-            self.turns.append(Turn(number, self.position, self.position))
-        return ""
+            self.turns.append(Turn(number, place, place))
 
-    def leave(self, loop: int, is_buffered: bool) -> str:
+    def leave(self, loop: int, is_buffered: bool) -> None:
         if not is_buffered:
             opened, number, start, place = self.open.pop()
             assert opened == loop
             if number is not None:
-                self.turns[place] = Turn(number, start, self.position)
-        return ""
+                self.turns[place] = Turn(number, start, len(self.pieces))
 
-    def generation_begins(self, is_buffered: bool) -> str:
+    def generation_begins(self, is_buffered: bool) -> None:
         if is_buffered or self.generation_open is not None:
             raise jinja2.TemplateError(
                 "generation tags inside a macro, a call, a filter, a set block or each other "
                 "cannot be placed in the text; move them out"
             )
         numbers = [number for _, number, _, _ in self.open if number is not None]
-        self.generation_open = (numbers[-1] if numbers else -1, self.position)
-        return ""
+        self.generation_open = (numbers[-1] if numbers else -1, len(self.pieces))
 
-    def generation_ends(self) -> str:
+    def generation_ends(self) -> None:
         assert self.generation_open is not None
-        self.generations.append(Turn(*self.generation_open, self.position))
+        self.generations.append(Turn(*self.generation_open, len(self.pieces)))
         self.generation_open = None
-        return ""
+
+    def rendered(self) -> Rendered:
+        """All of it, with places as how many characters have come out."""
+        text = "".join(self.pieces)
+        ends = [0, *itertools.accumulate(map(len, self.pieces))]
+        turns = [Turn(number, ends[start], ends[end]) for number, start, end in self.turns]
+        generations = [Turn(n, ends[start], ends[end]) for n, start, end in self.generations]
+        return Rendered(
+            text,
+            [turn for turn in turns if text[turn.start : turn.end].strip()],
+            [turn for turn in generations if turn.end > turn.start],
+            self.has_buffered_turns,
+        )
+
+
+@jinja2.pass_context
+def _enter(context: Context, value: object, loop: int, is_buffered: bool) -> None:
+    context.parent[_RECORDER].enter(value, loop, is_buffered)
+
+
+@jinja2.pass_context
+def _leave(context: Context, loop: int, is_buffered: bool) -> None:
+    context.parent[_RECORDER].leave(loop, is_buffered)
+
+
+@jinja2.pass_context
+def _generation_begins(context: Context, is_buffered: bool) -> None:
+    context.parent[_RECORDER].generation_begins(is_buffered)
+
+
+@jinja2.pass_context
+def _generation_ends(context: Context, _: object) -> None:
+    context.parent[_RECORDER].generation_ends()
 
 
 class _GenerationTag(Extension):
@@ -116,7 +151,7 @@ class _GenerationTag(Extension):
         return [
             _call(_BEGIN, nodes.Const(False)).set_lineno(line),
             nodes.Scope(body).set_lineno(line),
-            _call(_END).set_lineno(line),
+            _call(_END, nodes.Const(None)).set_lineno(line),
         ]
 
 
@@ -147,7 +182,7 @@ class _NoteLoops(NodeTransformer):
         if self.loop is not None:
             value = nodes.Name(node.target.name, "load")  # type: ignore[attr-defined]
             enter = _call(
-                _ENTER, nodes.Const(self.loop), value, nodes.Const(self.is_buffered)
+                _ENTER, value, nodes.Const(self.loop), nodes.Const(self.is_buffered)
             ).set_lineno(node.lineno)
             node.body = [enter, *node.body, self._leave(node)]
         self.loop, self.is_buffered = outside
@@ -159,8 +194,9 @@ class _NoteLoops(NodeTransformer):
     def visit_Break(self, node: nodes.Break) -> Any:  # noqa: N802
         return node if self.loop is None else [self._leave(node), node]
 
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
-        if self.is_buffered and _is_call(node, _BEGIN):
+    def visit_ExprStmt(self, node: nodes.ExprStmt) -> nodes.Node:  # noqa: N802
+        # Ours alone: `do` is no statement of chat templates.
+        if self.is_buffered and isinstance(node.node, nodes.Filter) and node.node.name == _BEGIN:
             return _call(_BEGIN, nodes.Const(True)).set_lineno(node.lineno)
         return node
 
@@ -176,28 +212,59 @@ class _NoteLoops(NodeTransformer):
         return visited
 
 
-def _call(name: str, *arguments: nodes.Expr) -> nodes.Output:
-    call = nodes.Call(nodes.Name(name, "load"), list(arguments), [], None, None)
-    return nodes.Output([call])
+def _call(name: str, first: nodes.Expr, *others: nodes.Expr) -> nodes.ExprStmt:
+    return nodes.ExprStmt(nodes.Filter(first, name, list(others), [], None, None))
 
 
-def _is_call(node: nodes.Output, name: str) -> bool:
-    first = node.nodes[0] if node.nodes else None
-    return isinstance(first, nodes.Call) and getattr(first.node, "name", None) == name
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_PLAIN_TYPES = (str, Namespace, LoopContext)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Chat templates as transformers renders them, with the recorder's calls."""
+    """Chat templates as transformers renders them, with the recorder's calls.
+
+    The sandbox keeps Python's insides out of a template's reach. It bounds no cost: a template may
+    run as long, and take as much memory, as it likes.
+    """
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
         self.filters["tojson"] = _tojson
+        self.filters |= {
+            _ENTER: _enter,
+            _LEAVE: _leave,
+            _BEGIN: _generation_begins,
+            _END: _generation_ends,
+        }
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        # The sandbox first looks for an attribute of Python's and catches that there is none: most
+        # of the time that a template takes.
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) in _PLAIN_TYPES:  # what the sandbox finds of these, sooner
+            return not attr.startswith("_")
+        return super().is_safe_attribute(obj, attr, value)
+
+    def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        # By `map`, which takes a filter's name from anywhere.
+        if name.startswith(_RESERVED):
+            raise SecurityError(f"access to filter {name!r} is unsafe.")
+        return super().call_filter(name, *args, **kwargs)
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        if _RESERVED in source:
+            line = source[: source.index(_RESERVED)].count("\n") + 1
+            raise jinja2.TemplateSyntaxError(
+                f"names that begin with {_RESERVED!r} are not for templates", line
+            )
         template: nodes.Template = _NoteLoops().visit(super()._parse(source, name, filename))
         template.set_environment(self)
         return template
@@ -234,9 +301,10 @@ def compile_template(source: str) -> jinja2.Template:
     return _Environment().from_string(source)
 
 
-def template_variables(source: str) -> set[str]:
+@lru_cache(maxsize=64)
+def template_variables(source: str) -> frozenset[str]:
     """The names that a template takes from outside."""
-    return meta.find_undeclared_variables(_Environment().parse(source))
+    return frozenset(meta.find_undeclared_variables(_Environment().parse(source)))
 
 
 def render(
@@ -253,29 +321,14 @@ def render(
         jinja2.TemplateError: or whatever else the template stumbles over.
     """
     recorder = _Recorder({id(message): number for number, message in enumerate(messages)})
-    calls = {
-        _ENTER: recorder.enter,
-        _LEAVE: recorder.leave,
-        _BEGIN: recorder.generation_begins,
-        _END: recorder.generation_ends,
-    }
     compiled = compile_template(template)
-    context = compiled.new_context({**variables, "messages": list(messages), **calls})
-    pieces: list[str] = []
-    for piece in _pieces(compiled, context):
-        pieces.append(piece)
-        recorder.position += len(piece)
-    text = "".join(pieces)
-    return Rendered(
-        text,
-        [turn for turn in recorder.turns if text[turn.start : turn.end].strip()],
-        [turn for turn in recorder.generations if turn.end > turn.start],
-        recorder.has_buffered_turns,
+    context = compiled.new_context(
+        {**variables, "messages": list(messages), _RECORDER: recorder},
     )
-
-
-def _pieces(template: jinja2.Template, context: Any) -> Iterator[str]:
-    return iter(template.root_render_func(context))
+    append = recorder.pieces.append
+    for piece in compiled.root_render_func(context):
+        append(piece)
+    return recorder.rendered()
 
 
 def places_of(rendered: Rendered, num_messages: int) -> dict[int, list[Turn]]:

@@ -6,9 +6,8 @@ different tools' calls.
 
 from __future__ import annotations
 
-import csv
+import errno
 import gzip
-import io
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from burnish_data._json_text import decode, parse_object
+from burnish_data._json_text import parse_object
 from burnish_data.rows import BadRowError, Rows
 
 Record = dict[str, Any]
@@ -47,7 +46,8 @@ _MAGIC = {
 class TextRows(Rows[Record]):
     """Rows of a text file, of which only an index is in memory: 8 bytes a row, or 16.
 
-    Pickled by path: another process makes the index anew, once.
+    Pickled by path: another process makes the index anew, once. A file that is changed in place
+    after it was opened is a ValueError when a row of it is read.
 
     Args:
         path: the file; with .gz it is unpacked into a temporary file first.
@@ -81,11 +81,21 @@ class TextRows(Rows[Record]):
         start, size = self._starts[index], self._starts[index + 1] - self._starts[index]
         if size > self._max_row_bytes:
             expected = f"a row of at most max_row_bytes={self._max_row_bytes:,} bytes"
-            raise BadRowError(expected, size, where=self.where(index), reason="huge row")
+            lost = self._num_lines(index)
+            raise BadRowError(
+                f"{expected}{swallowed(lost)}",
+                size,
+                where=self.where(index),
+                reason="huge row",
+                num_rows=lost,
+            )
         data = os.pread(self._file.descriptor, size, start)
-        if len(data) != size:
-            raise _changed(self._path)
+        if len(data) != size or self._file.is_changed():
+            raise changed(self._path)
         return self._parse(data, self.where(index))
+
+    def _num_lines(self, index: int) -> int:  # noqa: ARG002 (of CSV, a row may have several)
+        return 1
 
     def __getstate__(self) -> dict[str, Any]:
         left_out = {"_file", "_starts", "_lines"}
@@ -95,7 +105,7 @@ class TextRows(Rows[Record]):
         self.__dict__.update(state)
         self._file = _open(self._path)
         if self._file.stamp != self._stamp:
-            raise _changed(self._path)
+            raise changed(self._path)
         self._starts, self._lines = self._index(self._file.readable, self._stamp)
 
 
@@ -129,67 +139,27 @@ class JsonArray(TextRows):
         return f"{self._path}, row {index + 1} (line {self._lines[index]})"
 
 
-class CsvFile(TextRows):
-    """A file of comma-separated values, all text, whose first line names the columns."""
-
-    def __init__(
-        self, path: str | Path, *, delimiter: str = ",", max_row_bytes: int = MAX_ROW_BYTES
-    ) -> None:
-        self._delimiter, self._header = delimiter, list[str]()
-        super().__init__(path, max_row_bytes=max_row_bytes)
-
-    def _index(self, readable: str, stamp: Stamp) -> Index:
-        starts, lines = _index_of_csv(readable, stamp)
-        if len(starts) < 2:
-            return starts, lines
-        data = os.pread(self._file.descriptor, min(starts[1] - starts[0], 2**20), starts[0])
-        try:
-            names = self._fields(data, f"{self._path}, line {lines[0]}")
-        except BadRowError as error:
-            raise ValueError(f"{self._path} must begin with the columns' names: {error}") from error
-        if len(set(names)) < len(names) or not all(map(str.strip, names)):
-            raise ValueError(
-                f"{self._path} must begin with a line of the columns' names, each once, "
-                f"got {names}."
-            )
-        self._header = names
-        return starts[1:], lines[1:]
-
-    def _parse(self, data: bytes, where: str) -> Record:
-        fields = self._fields(data, where)
-        if len(fields) != len(self._header):
-            expected = f"{len(self._header)} fields {self._header}"
-            raise BadRowError(expected, fields, where=where, reason="ragged line")
-        return dict(zip(self._header, fields, strict=True))
-
-    def _fields(self, data: bytes, where: str) -> list[str]:
-        if len(data) > csv.field_size_limit():
-            csv.field_size_limit(len(data))  # the module's own, which has no other way
-        text = decode(data, where)
-        try:
-            lines = io.StringIO(text, newline="")
-            reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
-            records = [record for record in reader if record]
-        except csv.Error as error:
-            raise BadRowError(f"CSV ({error})", text, where=where, reason="not CSV") from error
-        if len(records) != 1:
-            expected = 'CSV whose fields with a " in them are quoted, and the " doubled'
-            raise BadRowError(expected, text, where=where, reason="not CSV")
-        return records[0]
-
-
 class _File:
     """A file open for reading at any place, also from several threads and forked processes."""
 
     def __init__(self, path: Path) -> None:
-        status = path.stat()
-        self.stamp = (status.st_size, status.st_mtime_ns)
+        self.stamp = stamp_of(path.stat())
         self.readable = str(path)
         if path.suffix == ".gz":
             self.readable = _unpacked(path)
             remove_with(self, self.readable)
         self.descriptor = os.open(self.readable, os.O_RDONLY)
         weakref.finalize(self, os.close, self.descriptor)
+        self._own = stamp_of(os.fstat(self.descriptor))  # of what is read, which may be a copy
+
+    def is_changed(self) -> bool:
+        """Whether the file was written to; one that another took the place of is as it was."""
+        return stamp_of(os.fstat(self.descriptor)) != self._own
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """What tells a file from one that was changed."""
+    return status.st_size, status.st_mtime_ns
 
 
 def _open(path: Path) -> _File:
@@ -216,12 +186,29 @@ def _open(path: Path) -> _File:
 def _unpacked(path: Path) -> str:
     descriptor, name = tempfile.mkstemp(prefix="burnish_data_", suffix=path.stem)
     try:
-        with gzip.open(path, "rb") as packed, os.fdopen(descriptor, "wb") as unpacked:
+        with os.fdopen(descriptor, "wb") as unpacked, gzip.open(path, "rb") as packed:
             shutil.copyfileobj(packed, unpacked, 2**20)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        Path(name).unlink()
-        raise ValueError(f"{path} must be a whole gzip, but {error}; fetch it anew.") from error
+    except BaseException as error:  # a full disk and Ctrl-C among them
+        Path(name).unlink(missing_ok=True)
+        if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
+            raise ValueError(f"{path} must be a whole gzip, but {error}; fetch it anew.") from error
+        if is_full(error):
+            raise no_room(path, error) from error
+        raise
     return name
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a file could not be written for want of room."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def no_room(path: Path, error: BaseException) -> ValueError:
+    """For a temporary copy of a file."""
+    return ValueError(
+        f"{tempfile.gettempdir()} must have room for what {path} holds, but {error}; set TMPDIR to "
+        f"a folder that has."
+    )
 
 
 def remove_with(owner: object, name: str) -> None:
@@ -234,23 +221,29 @@ def _remove(name: str, process: int) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _changed(path: Path) -> ValueError:
+def changed(path: Path) -> ValueError:
+    """For a file that is no more what it was when it was opened."""
     return ValueError(f"{path} must stay as it was when opened, and it changed; open it anew.")
 
 
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
+def swallowed(num_lines: int) -> str:
+    """What to say of a row that takes up several lines, most of which may be others' rows."""
+    return f"; a quote swallowed {num_lines:,} lines" if num_lines > 1 else ""
+
+
+def pieces(file: BinaryIO) -> Iterator[bytes]:
     """Lines; one that is very long comes in several pieces, so that memory stays flat."""
     return iter(partial(file.readline, 2**20), b"")
 
 
-def _shortened(lines: array[int]) -> Sequence[int]:
+def shortened(lines: array[int]) -> Sequence[int]:
     """The same numbers without memory, where each line is a row."""
     if lines and lines[-1] - lines[0] == len(lines) - 1:
         return range(lines[0], lines[-1] + 1)
     return lines
 
 
-def _begin(file: BinaryIO) -> int:
+def begin(file: BinaryIO) -> int:
     """Pass over a byte-order mark; return its length."""
     return 3 if file.read(3) == _MARK else file.seek(0)
 
@@ -260,8 +253,8 @@ def _index_of_lines(readable: str, stamp: Stamp) -> Index:  # noqa: ARG001
     starts, lines = array("q"), array("q")
     line, is_new = 1, True
     with Path(readable).open("rb") as file:
-        offset = _begin(file)
-        for piece in _pieces(file):
+        offset = begin(file)
+        for piece in pieces(file):
             if is_new and not piece.isspace():
                 starts.append(offset)
                 lines.append(line)
@@ -270,27 +263,7 @@ def _index_of_lines(readable: str, stamp: Stamp) -> Index:  # noqa: ARG001
             if piece.endswith(b"\n"):
                 line, is_new = line + 1, True
     starts.append(offset)
-    return starts, _shortened(lines)
-
-
-@lru_cache(maxsize=64)
-def _index_of_csv(readable: str, stamp: Stamp) -> Index:  # noqa: ARG001
-    starts, lines = array("q"), array("q")
-    line, is_new, num_quotes = 1, True, 0
-    with Path(readable).open("rb") as file:
-        offset = _begin(file)
-        for piece in _pieces(file):
-            if is_new and not piece.isspace():
-                starts.append(offset)
-                lines.append(line)
-                is_new = False
-            offset += len(piece)
-            num_quotes += piece.count(b'"')
-            if piece.endswith(b"\n"):
-                line += 1
-                is_new = num_quotes % 2 == 0  # a line within quotes belongs to the row
-    starts.append(offset)
-    return starts, _shortened(lines)
+    return starts, shortened(lines)
 
 
 _JSON = json.JSONDecoder()

@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 from jinja2.exceptions import SecurityError
 
+from burnish_data._render_checks import check_reasoning, check_rendered
+from burnish_data._template_forms import (
+    CONTENT,
+    REASONING_NAMES,
+    TEMPLATE_ERRORS,
+    THOUGHT,
+    TOOL,
+    Form,
+    Header,
+    begins_to_speak,
+    check_variables,
+    common_prefix,
+    find_header,
+    probe_call,
+)
 from burnish_data._template_spans import Rendered, compile_template, render, template_variables
 from burnish_data.messages import validate_messages
 from burnish_data.rows import BadRowError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# What a template may stumble over in a row: it is a program, and not ours.
-_TEMPLATE_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-# A character of private use: no template has it, so that nothing else looks like this content.
-_CONTENT = "\ue000"
-_CALL = {
-    "id": "probe0001",  # nine letters and digits, as Mistral's templates demand
-    "type": "function",
-    "function": {"name": "probe_name", "arguments": {"probe_key": "probe_value"}},
-}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "probe_tool",
-        "description": "A probe.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
 
 
 def render_prompt(
@@ -66,7 +54,8 @@ def render_prompt(
         prompt: messages, the last of them not the assistant's; or raw text.
         tools: JSON schemas of what the assistant may call.
         chat_template: see `find_template`.
-        chat_template_kwargs: further variables of the template (`enable_thinking=False`).
+        chat_template_kwargs: further variables of the template (`enable_thinking=False`); names
+            that it does not have are an error.
 
     Raises:
         ValueError: no template, a template that refuses the messages, or an empty prompt.
@@ -138,11 +127,16 @@ def load_template(
     """A template with its variables, the tokenizer's special tokens among them.
 
     Raises:
-        ValueError: there is no such template, or it is no Jinja.
+        ValueError: there is no such template, it is no Jinja, or it has no such variables.
     """
     source = find_template(tokenizer, chat_template, tools=tools)
     variables = {**tokenizer.special_tokens_map, **(chat_template_kwargs or {})}
-    return _load(source, _Variables(variables), tools)
+    template = _load(source, _Variables(variables), tools)
+    own = tokenizer.chat_template
+    # One that is for tools may know more than the one for chats without, and has the same kwargs.
+    several = own.values() if chat_template is None and isinstance(own, dict) else ()
+    check_variables(chat_template_kwargs or {}, [source, *several])
+    return template
 
 
 class _Variables:
@@ -171,67 +165,18 @@ def _load(source: str, variables: _Variables, tools: bool) -> ChatTemplate:
     return ChatTemplate(source, variables.values, tools)
 
 
-@dataclass(frozen=True)
-class _CallForm:
-    """How a template wants an assistant's tool calls; templates of the hub differ."""
-
-    arguments_as_text: bool
-    content_is_none: bool  # where the assistant only calls tools
-
-    def of(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        fields = {key: value for key, value in message.items() if key != "weight"}
-        calls = fields.get("tool_calls")
-        if calls and self.arguments_as_text:
-            fields["tool_calls"] = [
-                {**call, "function": _with_text(call["function"])} for call in calls
-            ]
-        if calls and self.content_is_none and fields["content"] == "":
-            fields["content"] = None
-        return fields
-
-
-def _with_text(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-
-
-_PLAIN = _CallForm(arguments_as_text=False, content_is_none=False)
-_CALL_FORMS = [
-    _PLAIN,
-    _CallForm(arguments_as_text=False, content_is_none=True),
-    _CallForm(arguments_as_text=True, content_is_none=False),
-    _CallForm(arguments_as_text=True, content_is_none=True),
-]
-
-
-@dataclass(frozen=True)
-class Header:
-    """What stands at the beginning of an assistant's turn and is not the assistant's.
-
-    `prompt` is all that generation would be given there; `plain` is the part of it that a turn has
-    which thinks otherwise than the generation prompt says.
-    """
-
-    prompt: str
-    plain: str
-
-    def length(self, turn: str) -> int | None:
-        """How many characters of a turn's text are its header; None if it has another."""
-        lengths = [len(text) for text in (self.prompt, self.plain) if turn.startswith(text)]
-        return lengths[0] if lengths else None
-
-
 class ChatTemplate:
     """A template with its variables; made by `load_template`, which keeps it.
 
     What it needs to know of the template it learns from short conversations ("probes"), each
-    rendered once.
+    rendered once. The sandbox keeps a template from Python's insides, not from running long or
+    taking much memory: a template is a program, to be taken from whom one trusts.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any], tools: bool) -> None:
         self.source, self.variables, self.tools = source, variables, tools
         self.takes_tools = "tools" in template_variables(source)
         self._headers: dict[str, Header] = {}
-        self._form: _CallForm | None = None
 
     def render(
         self,
@@ -243,20 +188,24 @@ class ChatTemplate:
         """Checked messages as text, with each one's place.
 
         Raises:
-            BadRowError: the template refuses the messages, or leaves tools or tool calls out.
-            ValueError: the template does what the sandbox forbids.
+            BadRowError: the template refuses the messages, or leaves out tools, tool calls or what
+                the assistant says.
+            ValueError: the template renders no text at all, or does what the sandbox forbids.
         """
-        form = self._call_form() if any("tool_calls" in m for m in messages) else _PLAIN
+        has_calls = any("tool_calls" in message for message in messages)
+        form = self._call_form if has_calls else self._text_form
+        has_reasoning = any("reasoning_content" in message for message in messages)
+        reasoning = self._reasoning_name if has_reasoning else None
         try:
             rendered = self._render(
-                [form.of(message) for message in messages], tools, add_generation_prompt
+                [form.of(message, reasoning) for message in messages], tools, add_generation_prompt
             )
         except SecurityError as error:
             raise ValueError(
                 f"The chat template must render in Jinja's sandbox, but it failed with: {error}; "
                 "change the template."
             ) from error
-        except _TEMPLATE_ERRORS as error:
+        except TEMPLATE_ERRORS as error:
             roles = [message["role"] for message in messages]
             raise BadRowError(
                 f"messages that the chat template must render, but it failed with: {error}",
@@ -271,7 +220,11 @@ class ChatTemplate:
                 column="tools",
                 reason="tools not rendered",
             )
-        _check_calls(messages, rendered)
+        if has_calls:
+            self._check_calls(messages)
+        check_rendered(messages, rendered)
+        if has_reasoning and not add_generation_prompt:  # of a prompt, nothing is trained
+            check_reasoning(messages, rendered, is_known=reasoning is not None)
         return rendered
 
     def header(self, after: str) -> Header:
@@ -293,115 +246,154 @@ class ChatTemplate:
         variables = {
             "tools": list(tools) if tools else None,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
             **self.variables,
+            "add_generation_prompt": add_generation_prompt,
         }
         return render(self.source, messages, variables)
 
     def _find_header(self, after: str) -> Header:
         history: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
         if after == "tool":
-            calls = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-            history.append(self._call_form().of(calls))
-            history.append({"role": "tool", "content": "b", "tool_call_id": _CALL["id"]})
-        tools = [_TOOL] if self.tools else None
-        failure: Exception | None = None
-        for content in (_CONTENT, [{"type": "text", "text": _CONTENT}]):
-            if not isinstance(content, str):  # some templates know nothing but parts
-                history = [
-                    {**message, "content": [{"type": "text", "text": "a"}]} for message in history
-                ]
-            try:
-                return self._probe_header(history, content, tools)
-            except _TEMPLATE_ERRORS as error:
-                failure = failure or error
-        if after != "user":
-            return self.header("user")
-        raise ValueError(
-            "A chat template must render a user's message, an assistant's and a user's, but it "
-            f"failed with: {failure}; change the template, or add generation tags to it."
-        ) from failure
+            history.append({"role": "assistant", "content": "", "tool_calls": [probe_call()]})
+            history.append({"role": "tool", "content": "b", "tool_call_id": probe_call()["id"]})
+        try:
+            return self._probe_header(history)
+        except TEMPLATE_ERRORS as error:
+            if after != "user":
+                return self.header("user")
+            raise ValueError(
+                "A chat template must render a user's message, an assistant's and a user's, but it "
+                f"failed with: {error}; change the template, or add generation tags to it."
+            ) from error
 
-    def _probe_header(
-        self, history: list[dict[str, Any]], content: Any, tools: list[dict[str, Any]] | None
-    ) -> Header:
-        answered = [
-            *history,
-            {"role": "assistant", "content": content},
-            {**history[0]},
-        ]
+    def _probe_header(self, history: list[dict[str, Any]]) -> Header:
+        answer = {"role": "assistant", "content": CONTENT}
+        form = self._call_form if len(history) > 1 else self._text_form
+        answered = [form.of(message) for message in [*history, answer, history[0]]]
+        history = answered[: len(history)]
+        tools = [TOOL] if self.tools else None
         whole = self._render(answered, tools, False)
         places = [turn.start for turn in whole.turns if turn.message == len(history)]
         if len(places) != 1:
             raise ValueError("the assistant's message is not rendered once")
         turn = whole.text[places[0] :]
-        if _CONTENT not in turn or "'type':" in turn:  # parts as Python writes them
+        if CONTENT not in turn:
             raise ValueError("the assistant's content is not rendered")
         prompt = self._render(history, tools, True).text
-        if prompt.startswith(whole.text[: places[0]]):
+        has_history = any(turn.message == len(history) - 1 for turn in whole.turns)
+        if has_history and prompt.startswith(whole.text[: places[0]]):
             header = prompt[places[0] :]
-        else:  # the last user's message is rendered otherwise
+        else:  # the last user's message is rendered otherwise, or no more
             unprompted = self._render(history, tools, False).text
-            header = prompt[len(_common_prefix(prompt, unprompted)) :]
-        if not header:
-            # No generation prompt: is there a header all the same?
-            before = turn.partition(_CONTENT)[0]
-            return Header(before, before) if before.strip() else Header("", "")
-        return Header(header, _whole_tags(_common_prefix(header, turn)))
+            header = prompt[len(common_prefix(prompt, unprompted)) :]
+        found = find_header(header, turn)
+        self._check_last(found, answered[:-1], len(history), tools)
+        return found
 
-    def _call_form(self) -> _CallForm:
-        if self._form is None:
-            self._form = next(filter(self._renders_calls, _CALL_FORMS), _PLAIN)
-        return self._form
+    def _check_last(
+        self,
+        header: Header,
+        answered: Sequence[Mapping[str, Any]],
+        number: int,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        """The answer at the end: an empty header must be right there, too."""
+        last = self._render(answered, tools, False)
+        turns = [last.text[t.start : t.end] for t in last.turns if t.message == number]
+        if len(turns) != 1 or CONTENT not in turns[0]:
+            return
+        if header.length(turns[0]) == 0 and not begins_to_speak(turns[0].lstrip()):
+            raise ValueError(
+                f"the last answer begins with {turns[0].partition(CONTENT)[0]!r}, which is neither "
+                "in the generation prompt nor in earlier answers"
+            )
 
-    def _renders_calls(self, form: _CallForm) -> bool:
+    @cached_property
+    def _text_form(self) -> Form:
+        """Text as it is, unless only lists of parts come out (SmolVLM, LLaVA).
+
+        Letters are no parts: such a template leaves them out, and says nothing.
+        """
+        failures = 0
+        for form in (Form(), Form(content_as_parts=True)):
+            roles = ("user", "assistant")
+            messages = [form.of({"role": role, "content": CONTENT}) for role in roles]
+            try:
+                text = self._render(messages, [TOOL] if self.tools else None, False).text
+            except TEMPLATE_ERRORS:
+                failures += 1
+                continue
+            if CONTENT in text and "'type': 'text'" not in text:  # parts as Python writes them
+                return form
+        if failures == 2:
+            return Form()  # the template refuses the row, too, and says why
+        raise ValueError(
+            "A chat template must render the text of messages, but of a user's message and an "
+            "assistant's it renders none, neither as text nor as a list of parts; change it."
+        )
+
+    @cached_property
+    def _call_form(self) -> Form:
+        forms = [
+            replace(self._text_form, arguments_as_text=as_text, content_is_none=is_none)
+            for as_text in (False, True)
+            for is_none in (False, True)
+        ]
+        return next(filter(self._renders_calls, forms), self._text_form)
+
+    def _renders_calls(self, form: Form) -> bool:
         """Whether tool calls of this form come out, and not as Python writes them."""
-        message = form.of({"role": "assistant", "content": "", "tool_calls": [_CALL]})
-        history = [{"role": "user", "content": "a"}, message]
+        text = self._probe_calls(form, 1)
+        words = ("probe_name", "probe_key", "probe_value")
+        return text is not None and "'probe_key'" not in text and all(w in text for w in words)
+
+    def _probe_calls(self, form: Form, count: int) -> str | None:
+        """Text of a message with so many calls; None where the template refuses it."""
+        calls = [probe_call(number + 1) for number in range(count)]
+        call = {"role": "assistant", "content": "", "tool_calls": calls}
+        history = [form.of({"role": "user", "content": "a"}), form.of(call)]
         try:
-            text = self._render(history, [_TOOL] if self.tools else None, False).text
-        except _TEMPLATE_ERRORS:
-            return False
-        is_python = "'probe_key'" in text
-        is_there = all(word in text for word in ("probe_name", "probe_key", "probe_value"))
-        return is_there and not is_python
+            return self._render(history, [TOOL] if self.tools else None, False).text
+        except TEMPLATE_ERRORS:
+            return None
 
+    @cached_property
+    def _calls_rendered(self) -> int | None:
+        """How many calls of one message come out; None is all, also if probes are refused."""
+        for count in (1, 2):
+            text = self._probe_calls(self._call_form, count)
+            if text is not None and probe_call(count)["function"]["name"] not in text:
+                return count - 1
+        return None
 
-def _common_prefix(one: str, other: str) -> str:
-    length = next(
-        (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-        min(len(one), len(other)),
-    )
-    return one[:length]
-
-
-def _whole_tags(text: str) -> str:
-    """Without the beginning of a tag at its end: <think> and </think> both begin with "<"."""
-    begins = text.rfind("<")
-    return text[:begins] if begins > text.rfind(">") else text
-
-
-def _check_calls(messages: Sequence[Mapping[str, Any]], rendered: Rendered) -> None:
-    """A template that knows no tool calls leaves them out, and says nothing."""
-    for number, message in enumerate(messages):
-        for index, call in enumerate(message.get("tool_calls", ())):
-            said = [rendered.text[t.start : t.end] for t in rendered.turns if t.message == number]
-            text = "".join(said) or rendered.text
-            name = call["function"]["name"]
-            if name not in text:
+    def _check_calls(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        most = self._calls_rendered
+        for number, message in enumerate(messages):
+            calls = message.get("tool_calls", [])
+            if most is not None and len(calls) > most:
                 raise BadRowError(
                     "tool calls that the chat template renders, but it leaves this one out",
-                    name,
-                    column=f"messages[{number}].tool_calls[{index}]",
+                    calls[most]["function"]["name"],
+                    column=f"messages[{number}].tool_calls[{most}]",
                     reason="tool calls not rendered",
                 )
-            content = message["content"]
-            # Thoughts may be left out, of earlier turns say.
-            if isinstance(content, str) and content.split("</think>")[-1].strip() not in text:
-                raise BadRowError(
-                    "content that the chat template renders beside tool calls, but it leaves this "
-                    "out",
-                    content,
-                    column=f"messages[{number}].content",
-                    reason="content not rendered",
-                )
+
+    @cached_property
+    def _reasoning_name(self) -> str | None:
+        """The template's name for what the assistant thought; None if it renders no thought.
+
+        Some render a thought in the last turn alone, some beside tool calls alone.
+        """
+        said = {"role": "assistant", "content": CONTENT}
+        called = {"role": "assistant", "content": "", "tool_calls": [probe_call()]}
+        for name in REASONING_NAMES:
+            for form, answer in ((self._text_form, said), (self._call_form, called)):
+                answer = {**answer, "reasoning_content": THOUGHT}
+                history = [form.of({"role": "user", "content": "a"}), form.of(answer, name)]
+                try:
+                    text = self._render(history, [TOOL] if self.tools else None, False).text
+                except TEMPLATE_ERRORS:
+                    continue
+                if THOUGHT in text:
+                    return name
+        return None

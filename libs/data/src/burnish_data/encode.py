@@ -7,20 +7,20 @@ begins inside what is trained; one that begins before it (and ends inside) is no
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, get_args
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from burnish_data._arguments import check_many, check_one, check_tokenizer, require_messages
 from burnish_data._template_spans import Rendered, Turn, generations_of, place_of, places_of
+from burnish_data._tokens import TokenAt, special_texts, tokenise
 from burnish_data.chat_template import ChatTemplate, load_template
-from burnish_data.messages import ChatRow, Message, validate_messages
+from burnish_data.messages import ChatRow, Message, validate_messages, validate_tools
 from burnish_data.rows import BadRowError
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ class Encoded(TypedDict):
     truncated: NotRequired[bool]
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """`text[start:end]` is trained with this weight; 0 is not at all. A later span wins."""
 
     start: int
@@ -78,6 +77,7 @@ def encode_chat(
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Encoded:
     """One chat; see `encode_chats`. Raises BadRowError."""
+    check_one(row, "encode_chat", "encode_chats")
     (encoded,) = encode_chats(
         [row],
         tokenizer,
@@ -107,9 +107,12 @@ def encode_chats(
     The ids are those of `tokenizer(text, add_special_tokens=False)`, where text is the whole
     conversation as the template renders it. Of an assistant's turn, all is trained but its header
     (what generation is given) and white space after its last special token; so the token that ends
-    the turn is trained, also where it is the padding token. Tools are never trained, nor is the
-    first token of a sequence, which nothing foretells. A message's `weight` counts for all of its
-    trained tokens.
+    the turn is trained, also where it is the padding token; and where a turn has none, the
+    tokenizer's EOS directly behind it. Templates without any end teach no model to stop; nor does
+    one where another turn's beginning is the end (GLM-4 stops at <|user|>), as that is not trained:
+    pass a template with an end, or `{% generation %}` tags around it. Tools are never trained, nor
+    is the first token of a sequence, which nothing foretells. A message's `weight` counts for all
+    of its trained tokens.
 
     Args:
         rows: chats without images (`encode_images` is for those with).
@@ -120,28 +123,24 @@ def encode_chats(
         too_long: "error" gives a BadRowError, "skip" a LeftOutError, "truncate" cuts the tail (no
             EOS is put in its place) and says so in `truncated`.
         chat_template: Jinja, the name of one of the tokenizer's, or a file; see `find_template`.
-        chat_template_kwargs: further variables of the template (`enable_thinking=False`).
+        chat_template_kwargs: further variables of the template (`enable_thinking=False`); names
+            that it does not have are an error.
 
     Raises:
         ValueError: no template, one that cannot be used, a slow tokenizer, or bad arguments.
     """
+    check_many(rows, "encode_chat", "encode_chats")
     _check_arguments(tokenizer, train_on, max_length, too_long)
+    template_of = _templates(tokenizer, chat_template, chat_template_kwargs)
+    ends = _ends_of(tokenizer)
     results: list[RenderedChat | BadRowError] = []
     for row in rows:
         try:
-            results.append(
-                render_chat(
-                    row,
-                    tokenizer,
-                    train_on=train_on,
-                    chat_template=chat_template,
-                    chat_template_kwargs=chat_template_kwargs,
-                )
-            )
+            results.append(_render_chat(row, template_of, ends, train_on, allow_images=False))
         except BadRowError as error:
             results.append(error)
     chats = [result for result in results if isinstance(result, RenderedChat)]
-    tokens = _tokenise(tokenizer, [chat.text for chat in chats])
+    tokens = tokenise(tokenizer, [chat.text for chat in chats])
     return [
         result
         if isinstance(result, BadRowError)
@@ -173,11 +172,56 @@ def render_chat(
         BadRowError: the row cannot be used.
         ValueError: the template cannot be used.
     """
-    tools = row.get("tools")
-    messages = validate_messages(row.get("messages"))
+    template_of = _templates(tokenizer, chat_template, chat_template_kwargs)
+    ends = _ends_of(tokenizer)
+    return _render_chat(row, template_of, ends, train_on, allow_images=allow_images)
+
+
+class _Ends(NamedTuple):
+    """What may end a turn: special tokens as text, and the one that ends what is generated."""
+
+    special: tuple[str, ...]
+    eos: str | None
+
+
+def _ends_of(tokenizer: PreTrainedTokenizerBase) -> _Ends:
+    return _Ends(special_texts(tokenizer), tokenizer.eos_token)
+
+
+# The template for chats with tools, and for those without.
+_TemplateOf = Callable[[bool], ChatTemplate]
+
+
+def _templates(
+    tokenizer: PreTrainedTokenizerBase,
+    chat_template: str | Path | None,
+    chat_template_kwargs: Mapping[str, Any] | None,
+) -> _TemplateOf:
+    """Each is looked up when the first row needs it, and once."""
+
+    @cache
+    def template_of(has_tools: bool) -> ChatTemplate:
+        return load_template(tokenizer, chat_template, chat_template_kwargs, tools=has_tools)
+
+    return template_of
+
+
+def _render_chat(
+    row: ChatRow,
+    template_of: _TemplateOf,
+    ends: _Ends,
+    train_on: TrainOn,
+    *,
+    allow_images: bool,
+) -> RenderedChat:
+    if not isinstance(row, Mapping):
+        raise BadRowError('{"messages": [...], "tools"?: [...]}', row)
+    tools = validate_tools(row.get("tools"))
+    require_messages(row)
+    messages = validate_messages(row["messages"])
     if not allow_images:
         _refuse_images(messages)
-    template = load_template(tokenizer, chat_template, chat_template_kwargs, tools=bool(tools))
+    template = template_of(bool(tools))
     rendered = template.render(messages, tools)
     places = places_of(rendered, len(messages))
     trained = [number for number, m in enumerate(messages) if m["role"] == "assistant"]
@@ -187,13 +231,14 @@ def render_chat(
     if train_on == "all":
         spans = [Span(0, len(rendered.text), 1.0), *_spans_of_all(messages, places)]
     else:
-        spans = _spans(wanted, messages, rendered, places, template, _special_texts(tokenizer))
+        spans = _spans(wanted, messages, rendered, places, template, ends)
     return RenderedChat(rendered.text, spans)
 
 
 def _check_arguments(
     tokenizer: PreTrainedTokenizerBase, train_on: object, max_length: int | None, too_long: object
 ) -> None:
+    check_tokenizer(tokenizer)
     for name, value, known in (
         ("train_on", train_on, get_args(TrainOn)),
         ("too_long", too_long, get_args(TooLong)),
@@ -228,9 +273,10 @@ def _spans(
     rendered: Rendered,
     places: Mapping[int, list[Turn]],
     template: ChatTemplate,
-    special: tuple[str, ...],
+    ends: _Ends,
 ) -> list[Span]:
     """What is trained of the wanted messages, in the order of the text."""
+    wanted = {number: weight for number, weight in wanted.items() if weight}
     if rendered.generations:
         assistants = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
         turns = generations_of(rendered, assistants, list(wanted))
@@ -243,17 +289,14 @@ def _spans(
         start = header.length(text)
         if start is None:
             raise BadRowError(
-                f"a turn that begins as generation does ({header.plain!r}); if this one begins "
+                f"a turn that begins as generation does ({header.prompt!r}); if this one begins "
                 "otherwise, add {% generation %} and {% endgeneration %} to the chat template",
                 text,
                 column=f"messages[{number}]",
                 reason="header not found",
             )
-        # White space after the token that ends the turn is the template's; without such a token it
-        # is what ends the turn.
-        stripped = text.rstrip()
-        end = len(stripped) if special and stripped.endswith(special) else len(text)
-        spans.append(Span(turn.start + start, turn.start + max(start, end), weight))
+        end = _end_of(turn, rendered.text, ends)
+        spans.append(Span(turn.start + start, max(turn.start + start, end), weight))
         # A template may put other messages (a tool's answer) inside this one.
         spans += [
             Span(inner.start, inner.end, 0.0)
@@ -262,6 +305,21 @@ def _spans(
             if other != number and turn.start <= inner.start and inner.end <= turn.end
         ]
     return spans
+
+
+def _end_of(turn: Turn, text: str, ends: _Ends) -> int:
+    """Where what is trained of a turn ends: behind the token that ends it, if there is one.
+
+    White space after that token is the template's; without such a token it is what ends the turn.
+    The token may come out after the turn: behind the loop, or first thing in the next turn.
+    """
+    stripped = text[turn.start : turn.end].rstrip()
+    if ends.special and stripped.endswith(ends.special):
+        return turn.start + len(stripped)
+    behind = text[turn.end :].lstrip()
+    if ends.eos and behind.startswith(ends.eos):
+        return len(text) - len(behind) + len(ends.eos)
+    return turn.end
 
 
 def _spans_of_all(messages: Sequence[Message], places: Mapping[int, list[Turn]]) -> list[Span]:
@@ -284,83 +342,16 @@ def _spans_of_all(messages: Sequence[Message], places: Mapping[int, list[Turn]])
     return sorted(spans, key=lambda span: (span.start, -span.end))
 
 
-_SPECIAL_TEXTS: WeakKeyDictionary[Any, tuple[int, tuple[str, ...]]] = WeakKeyDictionary()
-
-
-def _special_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The tokenizer's special tokens as text; kept, as to list them takes long."""
-    size = len(tokenizer)
-    known = _SPECIAL_TEXTS.get(tokenizer)
-    if known is None or known[0] != size:
-        added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-        known = (size, tuple({*added, *tokenizer.all_special_tokens}))
-        _SPECIAL_TEXTS[tokenizer] = known
-    return known[1]
-
-
-# Tokens of one text: their ids, and the first token that begins at or after a character.
-_TokenAt = Callable[[int], int]
-
-
-def _tokenise(
-    tokenizer: PreTrainedTokenizerBase, texts: list[str]
-) -> Iterator[tuple[list[int], _TokenAt]]:
-    if not texts:
-        return
-    batch = tokenizer(
-        texts,
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
-    encodings = batch.encodings
-    if _trims_offsets(tokenizer):
-        encodings = _untrimmed(tokenizer).encode_batch(texts, add_special_tokens=False)
-    ids: list[list[int]] = batch["input_ids"]
-    assert encodings is not None
-    for own, encoding in zip(ids, encodings, strict=True):
-        assert len(own) == len(encoding)
-    for own, encoding in zip(ids, encodings, strict=True):
-        yield own, _token_at(encoding.offsets)  # made one by one: offsets take much memory
-
-
-def _token_at(offsets: list[tuple[int, int]]) -> _TokenAt:
-    """From a character to the first token that begins there or later.
-
-    Tokens begin one after the other, or in one place: several may share one character's bytes.
-    """
-    return lambda character: bisect_left(offsets, (character, -1))
-
-
-def _trims_offsets(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether offsets leave out a token's white space, as those of Llama 3 do."""
-    processor = tokenizer.backend_tokenizer.post_processor
-    return processor is not None and b'"trim_offsets":true' in processor.__getstate__()
-
-
-_UNTRIMMED: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()
-
-
-def _untrimmed(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The same tokenizer with offsets that hold white space; made once."""
-    size = len(tokenizer)
-    known = _UNTRIMMED.get(tokenizer)
-    if known is None or known[0] != size:
-        backend = tokenizer.backend_tokenizer
-        settings = json.loads(backend.to_str())
-        settings.update(post_processor=None, truncation=None, padding=None)
-        copy = type(backend).from_str(json.dumps(settings))
-        copy.encode_special_tokens = backend.encode_special_tokens
-        known = (size, copy)
-        _UNTRIMMED[tokenizer] = known
-    return known[1]
+def _why_nothing(*, is_cut: bool) -> str:
+    if is_cut:
+        return "max_length cut off all that is trained: raise it, or leave such rows out"
+    return "no message is the assistant's, or those that are have a weight of 0"
 
 
 def _encoded(
     chat: RenderedChat,
     ids: Sequence[int],
-    token_at: _TokenAt,
+    token_at: TokenAt,
     max_length: int | None,
     too_long: TooLong,
 ) -> Encoded | BadRowError:
@@ -372,12 +363,13 @@ def _encoded(
     for span in chat.spans:
         weights[token_at(span.start) : token_at(span.end)] = span.weight
     weights[:1] = 0.0  # nothing foretells the first token
-    weights = weights[:max_length]
+    whole, weights = weights, weights[:max_length]
     mask = weights > 0
     if not mask.any():
         return BadRowError(
             "at least one trained token",
             f"none of {len(weights)}{f', the first of {len(ids)}' if is_cut else ''}",
+            hint=_why_nothing(is_cut=is_cut and bool(whole.any())),
             column="messages",
             reason="nothing to train",
         )

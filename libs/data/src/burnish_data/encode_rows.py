@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
+import re
 import secrets
 import shutil
+import socket
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pyarrow as pa
 from tqdm.auto import tqdm
 
+from burnish_data._arguments import check_many, check_no_stream
 from burnish_data._columns import ArrowFolder, as_batch, conform, union
 from burnish_data._workers import Workers, as_num_workers
 from burnish_data.encode import LeftOutError
-from burnish_data.rows import BadRowError, OnBadRow, Rows, Skipped, check_on_bad_row
+from burnish_data.rows import BadRowError, ListRows, OnBadRow, Rows, Skipped, check_on_bad_row
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -29,7 +35,7 @@ _AHEAD = 4  # batches per worker
 
 
 def encode_rows(
-    rows: Rows[RowT],
+    rows: Rows[RowT] | Sequence[RowT],
     encode: Encode[RowT],
     *,
     output: str | Path | None = None,
@@ -51,19 +57,23 @@ def encode_rows(
     - `truncated`: bool, whether the tail was cut, so that `sum(dataset["truncated"])` counts.
 
     `token_weights`, which an encoded row has only if it needs them, are there for all rows as soon
-    as one has them: 1.0 where `token_mask` is True, else 0.0.
+    as one has them: 1.0 where `token_mask` is True, else 0.0. Likewise `margin`, null for rows that
+    have none.
 
     Memory holds a few batches per worker, however many the rows: workers read the rows themselves,
     results go to disk, and the data set maps them into memory.
 
     Args:
-        rows: with more than one worker, picklable; best those of files, which workers open anew.
+        rows: with more than one worker, picklable; best those of files, which workers open anew. A
+            list is rows, too.
         encode: makes of a list of rows one mapping of columns, or a BadRowError, each. Picklable
             with more than one worker: a function from the top level of a module, or a
             `functools.partial` of one.
         output: a new folder, for `datasets.load_from_disk` later. It is written under another name
-            beside it and renamed when it is complete, so that it is never there by half. None: the
-            result is held in memory.
+            beside it and renamed when it is complete, so that it is never there by half. A process
+            that is ended by SIGTERM or SIGKILL leaves that other one, `.NAME.partial-*`, behind;
+            the next that starts on this machine with this output removes it. None: the result is
+            held in memory.
         num_workers: processes; 1 encodes in this one. They are spawned: a script that asks for more
             does so under `if __name__ == "__main__":`. Ctrl-C ends them all.
         on_bad_row: "error" raises the first error by the order of the rows; "skip" leaves such rows
@@ -82,14 +92,20 @@ def encode_rows(
     as_num_workers(num_workers, 1)
     if isinstance(batch_rows, bool) or not isinstance(batch_rows, int) or batch_rows < 1:
         raise ValueError(f"batch_rows must be a number of rows, 1 or more, got {batch_rows!r}.")
+    check_no_stream(rows, "encode_rows")
+    check_many(rows, "encode_chat", "encode_rows")
+    if not callable(encode):
+        raise ValueError(
+            f"encode must be a function of a list of rows, got a {type(encode).__name__}; pass "
+            "functools.partial(encode_chats, tokenizer=tokenizer)."
+        )
+    if not isinstance(rows, Rows):
+        rows = ListRows(rows)
     if not len(rows):
         raise ValueError("There must be rows to encode, got none; check what the source read.")
     target = None if output is None else Path(output)
     if target is not None and (target.exists() or target.is_symlink()):
-        raise ValueError(
-            f"output must be a new folder, but {str(target)!r} is there; load it with "
-            f"datasets.load_from_disk, remove it, or choose another."
-        )
+        raise _is_there(target)
     work = _Work(rows, encode, on_bad_row)
     spans = [
         (start, min(start + batch_rows, len(rows))) for start in range(0, len(rows), batch_rows)
@@ -151,6 +167,11 @@ class _Work(Generic[RowT]):
             if len(rows) == 1:
                 return [error]
             return [result for row in rows for result in self._encode([row])]
+        if isinstance(encoded, Mapping):
+            raise ValueError(
+                "encode must give a list with one result for each row, got one result; pass a "
+                "function of many rows, such as encode_chats."
+            )
         if len(encoded) != len(rows):
             raise ValueError(
                 f"encode must give one result for each row, got {len(encoded)} for {len(rows)} "
@@ -216,14 +237,52 @@ def _to_folder(results: Results, target: Path) -> tuple[Dataset, Skipped]:
 def _complete_or_absent(target: Path) -> Iterator[Path]:
     """A folder to write in, which becomes the target if all goes well, else is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    folder = target.with_name(f".{target.name}.partial-{secrets.token_hex(4)}")
+    _remove_left_over(target)
+    name = f".{target.name}.partial-{_machine()}-{os.getpid()}-{secrets.token_hex(4)}"
+    folder = target.with_name(name)
     folder.mkdir()
     try:
         yield folder
-        folder.rename(target)
+        try:
+            folder.rename(target)
+        except OSError as error:  # another was faster
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise _is_there(target) from error
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _is_there(target: Path) -> ValueError:
+    return ValueError(
+        f"output must be a new folder, but {str(target)!r} is there; load it with "
+        f"datasets.load_from_disk, remove it, or choose another."
+    )
+
+
+def _machine() -> str:
+    """Of this machine, since a process of another is none of those that are known here."""
+    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+
+
+def _remove_left_over(target: Path) -> None:
+    """Remove what processes of this machine that are dead have left by half."""
+    ours = re.compile(rf"\.{re.escape(target.name)}\.partial-{_machine()}-(\d+)-[0-9a-f]{{8}}")
+    for folder in list(target.parent.iterdir()):
+        match = ours.fullmatch(folder.name)
+        if match and not _is_alive(int(match[1])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        return True
+    return True
 
 
 def _check_some(num_batches: int, skipped: Skipped) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from burnish_data._arrow_files import DatasetRows, ParquetRows, read_arrow, read_saved
-from burnish_data._text_files import MAX_ROW_BYTES, CsvFile, JsonArray, JsonLines
+from burnish_data._csv_file import CsvFile
+from burnish_data._text_files import MAX_ROW_BYTES, JsonArray, JsonLines
 from burnish_data.rows import BadRowError, ConcatenatedRows, Rows
 from burnish_data.stream import RowStream, stream_of, stream_of_dataset
 
@@ -103,21 +104,34 @@ def open_rows(
         BadRowError: a ValueError; none of the first 100 rows has the columns. Rows that are bad on
             their own raise it later, when they are asked for, so that they can be skipped.
     """
-    path = Path(source).expanduser()
     if not str(source):
         raise ValueError("source must be a file, a folder or a hub id, got an empty text.")
+    path, is_folder, is_there = _look_up(source)
     if format is not None and format not in _FORMATS.values():
         raise ValueError(f"format must be one of {sorted(set(_FORMATS.values()))}, got {format!r}.")
     rows: Rows[Record] | RowStream[Record]
-    if path.is_dir():
+    if is_folder:
         rows = _open_folder(path, split, config, format, max_row_bytes)
-    elif path.exists() or _is_file_name(str(source)):
+    elif is_there or _is_file_name(str(source)):
         rows = _open_file(path, format, max_row_bytes)
     else:
         rows = _open_hub(str(source), split, config, streaming)
     if columns:
         rows = _with_columns(rows, tuple(columns))
     return stream_of(rows) if streaming and isinstance(rows, Rows) else rows
+
+
+def _look_up(source: str | Path) -> tuple[Path, bool, bool]:
+    """The path, whether it is a folder, and whether anything, be it a broken link, is there."""
+    try:
+        path = Path(source).expanduser()
+        return path, path.is_dir(), path.exists() or path.is_symlink()
+    except (OSError, RuntimeError) as error:
+        shown = str(source) if len(str(source)) <= 120 else f"{str(source)[:120]}..."
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(
+            f"source must be a file or a folder that can be looked up, got {shown!r}: {reason}."
+        ) from error
 
 
 def _open_file(path: Path, format: str | None, max_row_bytes: int) -> Rows[Record]:
@@ -135,7 +149,7 @@ def _open_file(path: Path, format: str | None, max_row_bytes: int) -> Rows[Recor
     if kind == "parquet":
         return ParquetRows(path)
     if kind == "arrow":
-        return DatasetRows(read_arrow(path, str(path)), str(path))
+        return DatasetRows(read_arrow(path, str(path)), str(path), path)
     raise ValueError(
         f"{path} must have a name that ends in one of {sorted(_FORMATS)} (text also with .gz), or "
         f"say its format: format={'jsonl'!r}."
@@ -158,6 +172,11 @@ def _is_file_name(source: str) -> bool:
 def _no_file(path: Path) -> str:
     if path.exists():
         return f"{path} must be a file or a folder, and it is neither."
+    if path.is_symlink():
+        return (
+            f"{path} must be a file or a folder, and it is a link to {str(path.readlink())!r}, "
+            "which is not there or leads back to it."
+        )
     near = path.parent if path.parent.is_dir() else None
     names = sorted(entry.name for entry in near.iterdir()) if near else []
     match = get_close_matches(path.name, names, n=1)
@@ -191,8 +210,22 @@ def _open_folder(
     found = sorted(entry.name for entry in path.iterdir())[:20]
     raise ValueError(
         f"The folder {path} must hold {split}.jsonl, {split}-*.parquet or the like, or what "
-        f"save_to_disk writes, got {found}; name a split that is there, or the file itself."
+        f"save_to_disk writes, got {found}; {_other_split(path)}, or name the file itself."
     )
+
+
+def _other_split(folder: Path) -> str:
+    """What to pass instead, if the folder leaves no choice."""
+    names = [
+        file.name.partition(".")[0].partition("-")[0]
+        for place in (folder, folder / "data")
+        if place.is_dir()
+        for file in place.iterdir()
+        if _format_of(file) is not None and file.is_file()
+    ]
+    if len(set(names)) == 1:
+        return f"pass split={names[0]!r}"
+    return "name a split that is there"
 
 
 def _files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:

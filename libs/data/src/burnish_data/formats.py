@@ -7,6 +7,7 @@ They are used with `Rows.map`, which gives their errors a place:
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -50,8 +51,9 @@ def openai_chat(record: Record) -> ChatRow:
 
     `messages` and `tools` may be JSON text. "functions", "function_call" and the role "function",
     which came before tools, become tools. Content may be a list of parts: text, images, and also
-    "reasoning" and "tool_call" parts with a "value". "loss_weight", or "loss" of true or false, is
-    the message's weight. Images in a column "images" take the places of "<image>" in the text.
+    "reasoning" and "tool_call" parts with a "value". "loss_weight", or "loss" or "train" of true,
+    false, 1 or 0, is the message's weight. Images in a column "images" take the places of "<image>"
+    in the text.
 
     Raises:
         BadRowError: a column is missing, or `validate_messages` refuses the messages.
@@ -88,7 +90,10 @@ def alpaca(record: Record) -> ChatRow:
     """
     require_columns(record, "instruction", "output")
     chat: list[dict[str, Any]] = []
-    for index, turn in enumerate(record.get("history") or []):
+    history = record.get("history") or []
+    if not isinstance(history, list | tuple):
+        raise BadRowError("a list of [user's text, assistant's text]", history, column="history")
+    for index, turn in enumerate(history):
         if not isinstance(turn, list | tuple) or len(turn) != 2:
             raise BadRowError("[user's text, assistant's text]", turn, column=f"history[{index}]")
         chat += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
@@ -138,17 +143,37 @@ def preference(record: Record) -> PreferenceRow:
         f"{side}_messages" if f"{side}_messages" in record and side not in record else side
         for side in ("chosen", "rejected")
     )
-    require_columns(record, chosen, rejected)
     column = next((name for name in ("prompt", *_CONVERSATIONS) if name in record), None)
+    return _preference_columns(record, column, chosen, rejected)
+
+
+def preference_columns(
+    *, prompt: str | None = "prompt", chosen: str = "chosen", rejected: str = "rejected"
+) -> Callable[[Record], PreferenceRow]:
+    """`preference` for records whose columns have other names.
+
+    Args:
+        prompt: the column of the prompt, text or messages. None: `chosen` and `rejected` are whole
+            conversations, which begin with it.
+        chosen: the column of the better answer, text, a message or several.
+        rejected: the column of the worse.
+    """
+    return partial(_preference_columns, prompt=prompt, chosen=chosen, rejected=rejected)
+
+
+def _preference_columns(
+    record: Record, prompt: str | None, chosen: str, rejected: str
+) -> PreferenceRow:
+    require_columns(record, *([] if prompt is None else [prompt]), chosen, rejected)
     row: PreferenceRow
-    if column is None:
+    if prompt is None:
         row = _implicit_prompt(record, chosen, rejected)
     else:
-        prompt = _prompt(record, column)
+        asked = _prompt(record, prompt)
         row = {
-            "prompt": prompt,
-            "chosen": _completion(record, chosen, prompt),
-            "rejected": _completion(record, rejected, prompt),
+            "prompt": asked,
+            "chosen": _completion(record, chosen, asked),
+            "rejected": _completion(record, rejected, asked),
         }
     margin = _margin(record)
     if margin is not None:
@@ -220,6 +245,13 @@ def guess_format(columns: Iterable[str]) -> Callable[[Record], AnyRow]:
     for needed, function in _KNOWN:
         if names.issuperset(needed):
             return function
+    choices = sorted(names & _CHOICES)
+    if choices:
+        raise ValueError(
+            f"The columns must say the answer's text, got {sorted(names)}, in which it is one of "
+            f"{' or '.join(choices)}; read multiple choice by sources.mmlu or sources.mmlu_pro, or "
+            "name the two columns of prompt_response."
+        )
     for prompt, response in _PAIRS:
         if names.issuperset((prompt, response)):
             return prompt_response(prompt, response)
@@ -229,6 +261,9 @@ def guess_format(columns: Iterable[str]) -> Callable[[Record], AnyRow]:
         "name the form, or use prompt_response with the columns' names."
     )
 
+
+# Columns of multiple choice, where "answer" is the number or the letter of one.
+_CHOICES = frozenset(("choices", "options"))
 
 _KNOWN: tuple[tuple[tuple[str, ...], Callable[[Record], AnyRow]], ...] = (
     (("chosen", "rejected"), preference),
@@ -253,9 +288,14 @@ def number(value: object, where: str) -> float:
     Raises:
         BadRowError: something else.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadRowError("a finite number", value, column=where)
-    return float(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        try:
+            made = float(value)
+        except OverflowError:  # an integer of hundreds of digits
+            made = math.inf
+        if math.isfinite(made):
+            return made
+    raise BadRowError("a finite number", value, column=where)
 
 
 def _text(record: Record, column: str) -> str:
@@ -335,7 +375,7 @@ def _renumbered(error: BadRowError, column: str, num_before: int) -> BadRowError
     rest = (error.column or "").removeprefix(f"{column}[")
     index, _, field = rest.partition("]")
     own = f"{column}[{int(index) - num_before}]{field}" if index.isdigit() else error.column
-    return BadRowError(error.expected, error.got, column=own, reason=error.reason)
+    return BadRowError(error.expected, error.got, column=own, reason=error.reason, hint=error.hint)
 
 
 def _without_prompt(messages: list[Message], prompt: list[Message], column: str) -> list[Message]:

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 RowT = TypeVar("RowT")
 IntArray = NDArray[np.int64]
 
+MUCH_SKIPPED = 0.1  # a share of skipped rows that is warned of
 REPEATS_SHOWN = 4  # of one same token one after the other; of more, one and the number
 _MAX_TOKENS_OF_A_CHARACTER = 4  # UTF-8 has no character of more bytes
-# Characters that change the order in which others are shown, or are not seen at all.
-_REORDERING = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,7 @@ class Inspection:
         num_truncated: sequences that were cut at `max_length`.
         skipped: bad rows by reason, with examples.
         max_length: the limit in tokens, or None.
+        form: by what the rows were made of which columns, if that is known.
     """
 
     name: str
@@ -94,6 +94,22 @@ class Inspection:
     num_truncated: int
     skipped: Skipped
     max_length: int | None = None
+    form: str = ""
+
+    @property
+    def share_skipped(self) -> float:
+        """Skipped rows of all, from 0 to 1."""
+        return self.skipped.total / self.num_rows if self.num_rows else 0.0
+
+    @property
+    def warning(self) -> str:
+        """What is to be seen before all else, or ""."""
+        if self.share_skipped <= MUCH_SKIPPED:
+            return ""
+        return (
+            f"WARNING: {self.share_skipped:.1%} of the rows cannot be used and would not be "
+            "trained on; look at the reasons."
+        )
 
 
 @dataclass
@@ -113,6 +129,7 @@ def inspect_rows(
     tokenizer: PreTrainedTokenizerBase,
     *,
     name: str = "rows",
+    form: str = "",
     num_shown: int = 3,
     on_bad_row: OnBadRow = "skip",
     max_length: int | None = None,
@@ -128,6 +145,7 @@ def inspect_rows(
             the error. A column `truncated` that is true says that the tail was cut.
         tokenizer: turns ids into the text that is shown.
         name: what is looked at: a file, say.
+        form: to be shown beside it: the format, and the columns it was told from.
         num_shown: so many good rows are kept in full.
         on_bad_row: "skip" counts bad rows by reason; "error" raises the first.
         max_length: to be shown beside the lengths; `encode` does the cutting.
@@ -170,7 +188,16 @@ def inspect_rows(
         num_truncated=found.num_truncated,
         skipped=found.skipped,
         max_length=max_length,
+        form=form,
     )
+
+
+def skipped_text(inspection: Inspection) -> str:
+    """How many rows were skipped, and of how many."""
+    if not inspection.skipped.total:
+        return "0"
+    total, share = inspection.skipped.total, inspection.share_skipped
+    return f"{total:,} of {inspection.num_rows:,} ({share:.1%})"
 
 
 def length_histogram(lengths: Sequence[int] | IntArray, *, max_bins: int = 16) -> list[Bin]:
@@ -196,8 +223,9 @@ def length_histogram(lengths: Sequence[int] | IntArray, *, max_bins: int = 16) -
 def visible(text: str) -> str:
     r"""The text with what a screen would obey rather than show written out, as in `\x1b`.
 
-    That is control characters but for line ends and tabs, characters that turn the direction of
-    reading around, and halves of surrogate pairs, which cannot be written as UTF-8.
+    That is control characters but for line ends and tabs; characters of format, which turn the
+    direction of reading around or are not seen at all, but for the joiner that emoji are made with
+    (U+200D); and halves of surrogate pairs, which cannot be written as UTF-8.
     """
     return "".join(ascii(char)[1:-1] if _is_obeyed(char) else char for char in text)
 
@@ -335,6 +363,6 @@ def _round_widths() -> Iterator[int]:
 
 
 def _is_obeyed(char: str) -> bool:
-    if char in "\n\t":
+    if char in "\n\t\u200d":
         return False
-    return char in _REORDERING or unicodedata.category(char) in ("Cc", "Cs")
+    return unicodedata.category(char) in ("Cc", "Cf", "Cs")

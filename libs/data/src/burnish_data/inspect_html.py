@@ -13,6 +13,7 @@ from burnish_data.inspect import (
     ShownText,
     length_histogram,
     runs_of,
+    skipped_text,
     visible,
 )
 
@@ -30,6 +31,7 @@ table { border-collapse: collapse; }
 td, th { padding: .1rem .8rem .1rem 0; text-align: left; vertical-align: top; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 .bar { background: #4c78a8; height: .9rem; min-width: 1px; }
+.warning { border: 2px solid #d00; border-radius: 6px; padding: .5rem .8rem; font-weight: bold; }
 .where, .note { opacity: .75; }
 body:has(#edges:checked) pre i { box-shadow: inset 1px 0 var(--edge); }
 i { font-style: normal; }
@@ -47,6 +49,8 @@ def inspection_html(inspection: Inspection) -> str:
     name = _escape(inspection.name)
     body = [
         f"<h1>{name}</h1>",
+        *([f'<p class="note">form: {_escape(inspection.form)}</p>'] if inspection.form else []),
+        *([f'<p class="warning">{inspection.warning}</p>'] if inspection.warning else []),
         _summary(inspection),
         *(_lengths(inspection) if len(inspection.lengths) else []),
         *_skipped(inspection),
@@ -83,7 +87,7 @@ def _summary(inspection: Inspection) -> str:
     return _table(
         [
             ("rows read", f"{inspection.num_rows:,}"),
-            ("rows skipped", f"{inspection.skipped.total:,}"),
+            ("rows skipped", skipped_text(inspection)),
             ("sequences", f"{len(inspection.lengths):,}"),
             (f"truncated{limit}", f"{inspection.num_truncated:,}"),
             ("tokens", f"{tokens:,}"),

@@ -8,12 +8,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from burnish_data._arguments import check_no_stream
 from burnish_data._batches import (
     Batches,
     OwnBatches,
     Position,
     SamplerBatches,
     check_same,
+    check_seed,
     epoch_order,
     whole_number,
 )
@@ -102,6 +104,7 @@ class Loader(Generic[RowT]):
         num_workers: int = 0,
         ahead: int = 2,
     ) -> None:
+        check_no_stream(rows, "A loader")
         if not len(rows):
             raise ValueError("A loader needs at least one row, got none; check the source.")
         if (batch_size is None) == (batch_sampler is None):
@@ -231,11 +234,13 @@ class PromptLoader(Generic[RowT]):
     def __init__(
         self, rows: Sequence[RowT], batch_size: int, *, seed: int, shuffle: bool = True
     ) -> None:
+        check_no_stream(rows, "A loader")
         if len(rows) < 1 or batch_size < 1:
             raise ValueError(
                 "A loader needs at least one row and a batch_size of at least 1, got "
                 f"{len(rows)} rows and batch_size={batch_size}."
             )
+        check_seed(seed)
         self._rows = rows
         self._batch_size = batch_size
         self._seed = seed

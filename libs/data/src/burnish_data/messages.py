@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict, get_args
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from burnish_data._json_text import parse_json
+from burnish_data._json_text import parse_json, refuse_surrogates
 from burnish_data.rows import BadRowError
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -131,7 +131,8 @@ def validate_messages(messages: object, *, where: str = "messages") -> list[Mess
     Only a tool, and an assistant who calls tools or reasons, may have no content. "developer"
     becomes "system", arguments that are JSON text become objects, and keys whose value is None are
     left out, as Arrow adds them to rows that lack them. Images are a path, bytes or a PIL image;
-    OpenAI's `image_url` parts become one of these, and nothing is fetched.
+    OpenAI's `image_url` parts become one of these, and nothing is fetched. A weight is one that
+    float32 can hold, in which it is kept.
 
     Args:
         messages: anything.
@@ -150,19 +151,46 @@ def validate_messages(messages: object, *, where: str = "messages") -> list[Mess
     return checked
 
 
+def validate_tools(tools: object, *, where: str = "tools") -> list[dict[str, Any]]:
+    """Check that `tools` is a list of JSON schemas, each with its function if it names one.
+
+    Args:
+        tools: anything; None is no tools.
+        where: begins the column in error messages.
+
+    Raises:
+        BadRowError: it is none.
+    """
+    if tools is None:
+        return []
+    if not isinstance(tools, list | tuple):
+        raise BadRowError("a list of tools' JSON schemas", tools, column=where)
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping) or not isinstance(tool.get("function", tool), Mapping):
+            expected = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+            raise BadRowError(expected, tool, column=f"{where}[{index}]")
+        refuse_surrogates(tool, column=f"{where}[{index}]")
+    return list(tools)
+
+
 def _message(message: object, previous: str | None, where: str) -> Message:
     if not isinstance(message, Mapping):
         raise BadRowError('{"role": ..., "content": ...}', message, column=where)
     fields = {key: value for key, value in message.items() if value is not None}
     role = fields.get("role")
-    role = ROLE_ALIASES.get(role, role) if isinstance(role, str) else role
+    if isinstance(role, str):
+        role = role if role in _FOLLOWS else role.lower()  # "User"
+        role = ROLE_ALIASES.get(role, role)
     if not isinstance(role, str) or role not in _FOLLOWS:
         raise BadRowError(f"one of {get_args(Role)}", role, column=f"{where}.role")
     if previous not in _FOLLOWS[role]:
         allowed = " or ".join(repr(name) for name in _FOLLOWS if previous in _FOLLOWS[name])
         place = "first" if previous is None else f"after {previous!r}"
         reason = "wrong order of roles"
-        raise BadRowError(f"{allowed} {place}", role, column=f"{where}.role", reason=reason)
+        hint = _remedy(previous, role)
+        raise BadRowError(
+            f"{allowed} {place}", role, column=f"{where}.role", reason=reason, hint=hint
+        )
     fields["role"] = role
     calls = fields.get("tool_calls")
     if calls is not None and not calls:
@@ -177,7 +205,20 @@ def _message(message: object, previous: str | None, where: str) -> Message:
     # A tool may have nothing to say, and an assistant may only call tools or reason.
     may_be_empty = role == "tool" or bool(fields.keys() & {"tool_calls", "reasoning_content"})
     fields["content"] = _content(fields.get("content"), may_be_empty, f"{where}.content")
+    for name, value in fields.items():
+        if not isinstance(value, str) or not value.isascii():
+            refuse_surrogates(value, column=f"{where}.{name}")
     return fields  # type: ignore[return-value]
+
+
+def _remedy(previous: str | None, role: str) -> str:
+    if previous == role:
+        return "join the two messages before the format"
+    if previous is None:
+        return "leave it out, or put a user's message before it"
+    if role == "system":
+        return "move it to the beginning, or make it a user's"
+    return "put the message that is missing before it, or leave the row out"
 
 
 def _content(content: object, may_be_empty: bool, where: str) -> str | list[Any]:
@@ -214,13 +255,16 @@ def _image_of_url(url: object, where: str) -> bytes | str:
     if isinstance(url, str) and url.startswith("data:") and ";base64," in url:
         try:
             return base64.b64decode(url.partition(";base64,")[2], validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             raise BadRowError(f"base64 ({error})", url, column=f"{where}.image_url.url") from error
     if isinstance(url, str) and url and "://" not in url:
         return url
-    if isinstance(url, str) and url.startswith("file://"):
-        return url2pathname(urlsplit(url).path)
     expected = "a path or data:image/...;base64,... (nothing is fetched)"
+    if isinstance(url, str) and url.startswith("file://"):
+        try:
+            return url2pathname(urlsplit(url).path)
+        except ValueError as error:
+            raise BadRowError(expected, url, column=f"{where}.image_url.url") from error
     raise BadRowError(expected, url, column=f"{where}.image_url.url")
 
 
@@ -261,6 +305,13 @@ def _tool_call(call: object, where: str) -> ToolCall:
 
 def _weight(weight: object, where: str) -> float:
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not is_number or not 0 <= float(weight) < math.inf:  # type: ignore[arg-type]
+    if not is_number or not 0 <= weight < math.inf:  # type: ignore[operator]
         raise BadRowError("a finite number of 0 or more", weight, column=where)
+    try:
+        kept = struct.unpack("<f", struct.pack("<f", float(weight)))[0]  # type: ignore[arg-type]
+    except OverflowError:
+        kept = math.inf
+    if kept == math.inf or (kept == 0) != (weight == 0):
+        expected = "0, or a finite number that float32 can hold (1.5e-45 to 3.4e38)"
+        raise BadRowError(expected, weight, column=where)
     return float(weight)  # type: ignore[arg-type]

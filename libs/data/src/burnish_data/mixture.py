@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import numbers
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
+from burnish_data._batches import check_seed
 from burnish_data.rows import BadRowError, ListRows, Rows
 from burnish_data.stream import RowStream
 
@@ -93,6 +95,8 @@ def mix(
             has a share.
     """
     _check(sources, weights, num_rows)
+    _check_kind(sources, False, "mix", "mix_streams")
+    check_seed(seed)
     names = list(sources)
     parts = [_as_rows(sources[name], name) for name in names]
     counts = share_out(num_rows, {name: float(weights[name]) for name in names})
@@ -117,7 +121,8 @@ def mix_streams(
     *,
     num_rows: int,
 ) -> RowStream[RowT]:
-    """Streams taken in turn, so that after any number of rows each share is right to one row.
+    """Streams taken in turn, so that after any number of rows each share is right to
+    about one row.
 
     A stream that ends begins anew. Shuffle the streams themselves before, if they are in an order;
     there is nothing else here to draw.
@@ -132,6 +137,7 @@ def mix_streams(
             stream without rows that has a share.
     """
     _check(streams, weights, num_rows)
+    _check_kind(streams, True, "mix_streams", "mix")
     whole = sum(weights.values())
     shares = {name: weight / whole for name, weight in weights.items() if weight}
 
@@ -188,7 +194,26 @@ def _as_rows(rows: Sequence[RowT], name: str) -> Rows[RowT]:
     return rows if isinstance(rows, Rows) else ListRows(rows, name)
 
 
+def _check_kind(
+    sources: Mapping[str, object], wants_streams: bool, function: str, other: str
+) -> None:
+    for name, source in sources.items():
+        if isinstance(source, RowStream) != wants_streams:
+            what = "streams" if wants_streams else "rows that have a number"
+            got = type(source).__name__
+            raise ValueError(
+                f"{function} must be given {what}, got a {got} as {name!r}; use {other}, or open "
+                f"all of them {'with' if wants_streams else 'without'} streaming=True."
+            )
+
+
 def _check(sources: Mapping[str, object], weights: Mapping[str, float], num_rows: int) -> None:
+    for name, value in (("sources", sources), ("weights", weights)):
+        if not isinstance(value, Mapping):
+            raise ValueError(
+                f"{name} must be a mapping by name, got a {type(value).__name__}; pass "
+                'mix({"chat": rows, "math": others}, {"chat": 2, "math": 1}, ...).'
+            )
     if set(sources) != set(weights):
         raise ValueError(
             f"sources and weights must have the same names, got {sorted(sources)} and "
@@ -199,5 +224,5 @@ def _check(sources: Mapping[str, object], weights: Mapping[str, float], num_rows
         raise ValueError(
             f"weights must be finite numbers of 0 or more, not all of them 0, got {dict(weights)}."
         )
-    if num_rows < 0:
-        raise ValueError(f"num_rows must be 0 or more, got {num_rows}.")
+    if isinstance(num_rows, bool) or not isinstance(num_rows, numbers.Integral) or num_rows < 0:
+        raise ValueError(f"num_rows must be a whole number, 0 or more, got {num_rows!r}.")

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import bisect
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from burnish_data.chat_template import ChatTemplate, load_template
+from burnish_data._tokens import tokenise
 from burnish_data.encode import (
     RenderedChat,
     Span,
@@ -24,7 +23,6 @@ from burnish_data.encode import (
     TrainOn,
     _check_arguments,
     _encoded,
-    _tokenise,
     render_chat,
 )
 from burnish_data.messages import ChatRow, Message, validate_messages
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 
 # Columns of a processor that have one number per token, as `token_ids` has.
 _TOKEN_COLUMNS = ("mm_token_type_ids", "token_type_ids")
-# A character of private use: no template has it.
-_PROBE = "\ue000"
 # What a processor gives and a row has no use for: known otherwise, or made when rows are batched.
 _DROPPED = ("input_ids", "attention_mask", "text_replacement_offsets")
 
@@ -86,8 +82,7 @@ def encode_images(
     tokenizer = _checked_tokenizer(processor)
     _check_arguments(tokenizer, train_on, max_length, too_long)
     source = _template(processor, chat_template)
-    template = load_template(tokenizer, source, chat_template_kwargs, tools=bool(row.get("tools")))
-    messages, places = _taken_out(validate_messages(row.get("messages")), _takes_text(template))
+    messages, places = _taken_out(validate_messages(row.get("messages")))
     chat = render_chat(
         cast(ChatRow, {**row, "messages": messages}),
         tokenizer,
@@ -101,7 +96,7 @@ def encode_images(
     images = [load_image(image, folder=folder, column=column) for column, image in places]
     made = _process(processor, chat.text, images, places, images_kwargs)
     chat, image_spans = _expanded(chat, made.get("text_replacement_offsets", [[]])[0])
-    ((token_ids, token_at),) = _tokenise(tokenizer, [chat.text])
+    ((token_ids, token_at),) = tokenise(tokenizer, [chat.text])
     _check_same(token_ids, made["input_ids"][0])
     encoded = _encoded(chat, token_ids, token_at, max_length, too_long)
     if isinstance(encoded, BadRowError):
@@ -222,32 +217,7 @@ def _template(processor: Any, chat_template: str | Path | None) -> str | Path | 
     return chat_template or own
 
 
-class _TextPart(str):
-    """Text that a template may go through as through a list of its one part.
-
-    Templates of some models (SmolVLM, LLaVA) know content as a list alone, and take letters for
-    parts, which they leave out; while a chat's rules (`validate_messages`) know text as text.
-    """
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([{"type": "text", "text": str(self)}])
-
-    def __getitem__(self, place: Any) -> Any:
-        return list(self)[place]
-
-
-@lru_cache(maxsize=64)
-def _takes_text(template: ChatTemplate) -> bool:
-    """Whether content that is text, and no list of parts, comes out."""
-    try:
-        return _PROBE in template.render([{"role": "user", "content": _PROBE}]).text
-    except BadRowError:
-        return False
-
-
-def _taken_out(
-    messages: Sequence[Message], takes_text: bool
-) -> tuple[list[Message], list[tuple[str, Any]]]:
+def _taken_out(messages: Sequence[Message]) -> tuple[list[Message], list[tuple[str, Any]]]:
     """Messages with the number of each image in its place; each image with its column.
 
     A template sees no image: one that writes out all it is given would write its bytes.
@@ -265,8 +235,6 @@ def _taken_out(
                     part = {"type": "image", "image": f"image {len(images)}"}
                 parts.append(part)
             message = cast(Message, {**message, "content": parts})
-        elif content and not takes_text:
-            message = cast(Message, {**message, "content": _TextPart(content)})
         taken.append(message)
     return taken, images
 

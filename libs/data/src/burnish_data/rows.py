@@ -31,6 +31,8 @@ class BadRowError(ValueError):
         column: the column, or a path into it, such as "messages[2].content".
         where: file and line, say; usually given later, by `at`.
         reason: under which a skipped row is counted.
+        hint: a sentence on what to do, which ends the message.
+        num_rows: as how many it is counted: more than one where it swallowed others.
     """
 
     def __init__(
@@ -41,9 +43,12 @@ class BadRowError(ValueError):
         column: str | None = None,
         where: str | None = None,
         reason: str = "bad row",
+        hint: str | None = None,
+        num_rows: int = 1,
     ) -> None:
         self.expected, self.got, self.column, self.where = expected, got, column, where
-        self.reason = reason
+        self.hint = hint
+        self.reason, self.num_rows = reason, num_rows
         super().__init__(self._text())
 
     def at(self, where: str) -> BadRowError:
@@ -65,7 +70,8 @@ class BadRowError(ValueError):
         got = repr(self.got)
         if len(got) > _SHOWN:
             got = f"{got[:_SHOWN]}... ({len(got):,} characters)"
-        return f"{place}{': ' if place else ''}expected {self.expected}, got {got}."
+        hint = f" {self.hint[0].upper()}{self.hint[1:]}." if self.hint else ""
+        return f"{place}{': ' if place else ''}expected {self.expected}, got {got}.{hint}"
 
 
 def _restore(
@@ -88,8 +94,8 @@ class Skipped:
         return self.counts.total()
 
     def add(self, error: BadRowError) -> None:
-        """Count one row."""
-        self.counts[error.reason] += 1
+        """Count one row, or as many as are lost with it."""
+        self.counts[error.reason] += error.num_rows
         kept = self.examples.setdefault(error.reason, [])
         if len(kept) < _EXAMPLES:
             kept.append(str(error))

@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, TypeVar,
 import numpy as np
 import numpy.typing as npt
 
+from burnish_data._arguments import check_many, check_one, check_tokenizer
+from burnish_data._json_text import refuse_surrogates
 from burnish_data.chat_template import render_prompt
 from burnish_data.encode import Encoded, LeftOutError, TooLong, encode_chats
+from burnish_data.files import require_columns
+from burnish_data.formats import number
 from burnish_data.messages import (
     ChatRow,
     LabelledRow,
@@ -80,7 +84,9 @@ def encode_preferences(
         ValueError: see `encode_chats`. A row that cannot be used (among them one whose two sides
             are the same) gives a BadRowError in its place.
     """
-    chats: list[list[ChatRow] | BadRowError] = [_try(_preference_chats, row) for row in rows]
+    needed = ("prompt", "chosen", "rejected")
+    check_many(rows, "encode_preference", "encode_preferences")
+    chats = [_try(_preference_chats, row, needed) for row in rows]
     encoded = _encode_groups(
         chats, tokenizer, max_length, too_long, chat_template, chat_template_kwargs
     )
@@ -94,7 +100,7 @@ def encode_preferences(
             made.append(_same(row))
             continue
         if row.get("margin") is not None:
-            pair["margin"] = float(row["margin"])
+            pair["margin"] = number(row["margin"], "margin")
         made.append(pair)
     return made
 
@@ -103,6 +109,7 @@ def encode_preference(
     row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, **options: Any
 ) -> EncodedPreference:
     """One preference; see `encode_preferences`. Raises BadRowError."""
+    check_one(row, "encode_preference", "encode_preferences")
     return _only(encode_preferences([row], tokenizer, **options))
 
 
@@ -122,7 +129,8 @@ def encode_rankings(
     Raises:
         ValueError: see `encode_chats`; a row that cannot be used gives a BadRowError.
     """
-    chats: list[list[ChatRow] | BadRowError] = [_try(_ranked_chats, row) for row in rows]
+    check_many(rows, "encode_ranked", "encode_rankings")
+    chats = [_try(_ranked_chats, row, _RANKED) for row in rows]
     encoded = _encode_groups(
         chats, tokenizer, max_length, too_long, chat_template, chat_template_kwargs
     )
@@ -138,6 +146,7 @@ def encode_ranked(
     row: RankedRow, tokenizer: PreTrainedTokenizerBase, **options: Any
 ) -> EncodedRanking:
     """One ranking; see `encode_rankings`. Raises BadRowError."""
+    check_one(row, "encode_ranked", "encode_rankings")
     return _only(encode_rankings([row], tokenizer, **options))
 
 
@@ -159,6 +168,7 @@ def ranked_to_pairs(row: RankedRow, pairs: Pairs = "best_worst") -> list[Prefere
     """
     if pairs not in ("best_worst", "adjacent", "all"):
         raise ValueError(f'pairs must be "best_worst", "adjacent" or "all", got {pairs!r}.')
+    _check_row(row, _RANKED)
     completions, scores = row["completions"], _scores(row)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     chosen_from: Iterator[tuple[int, int]]
@@ -200,7 +210,9 @@ def encode_labels(
     Raises:
         ValueError: see `encode_chats`; a row that cannot be used gives a BadRowError.
     """
-    chats: list[list[ChatRow] | BadRowError] = [_try(_labelled_chats, row) for row in rows]
+    check_many(rows, "encode_labelled", "encode_labels")
+    needed = ("prompt", "completion", "label")
+    chats = [_try(_labelled_chats, row, needed) for row in rows]
     encoded = _encode_groups(
         chats, tokenizer, max_length, too_long, chat_template, chat_template_kwargs
     )
@@ -214,6 +226,7 @@ def encode_labelled(
     row: LabelledRow, tokenizer: PreTrainedTokenizerBase, **options: Any
 ) -> EncodedLabelled:
     """One labelled completion; see `encode_labels`. Raises BadRowError."""
+    check_one(row, "encode_labelled", "encode_labels")
     return _only(encode_labels([row], tokenizer, **options))
 
 
@@ -240,13 +253,15 @@ def encode_problem(
         BadRowError: the prompt cannot be used, or is too long.
         ValueError: the template cannot be used.
     """
+    check_one(row, "encode_problem", "a loop over the rows")
+    check_tokenizer(tokenizer)
     if too_long not in ("error", "skip"):
         raise ValueError(
             f'too_long must be "error" or "skip" for a prompt, which is not cut, got {too_long!r}.'
         )
     ids = render_prompt(
         tokenizer,
-        cast("Sequence[Mapping[str, object]] | str", row["prompt"]),
+        _prompt_of_problem(row),
         chat_template=chat_template,
         chat_template_kwargs=chat_template_kwargs,
     )
@@ -258,8 +273,40 @@ def encode_problem(
 
 # From rows to whole conversations.
 
+_RANKED = ("prompt", "completions", "scores")
+
+
+def _check_row(row: object, needed: Sequence[str]) -> None:
+    if not isinstance(row, Mapping):
+        raise BadRowError(f"a row with {', '.join(needed)}", row)
+    require_columns(row, *needed)
+
+
+def _prompt_of_problem(row: ProblemRow) -> Sequence[Mapping[str, Any]] | str:
+    _check_row(row, ["prompt"])
+    prompt = row["prompt"]
+    if not isinstance(prompt, str):
+        return _checked_prompt(prompt)
+    if not prompt:
+        raise BadRowError("text that is not empty", prompt, column="prompt", reason="empty prompt")
+    refuse_surrogates(prompt, column="prompt")
+    return prompt
+
+
+def _checked_prompt(prompt: object) -> list[Message]:
+    checked = validate_messages(prompt, where="prompt")
+    if checked[-1]["role"] == "assistant":
+        raise BadRowError(
+            "a prompt that ends where the assistant is to speak",
+            checked[-1]["role"],
+            column=f"prompt[{len(checked) - 1}].role",
+        )
+    return checked
+
 
 def _preference_chats(row: PreferenceRow) -> list[ChatRow]:
+    if row.get("margin") is not None:
+        number(row["margin"], "margin")
     if row["chosen"] == row["rejected"]:
         raise _same(row)
     return [_chat(row, row[side], side) for side in ("chosen", "rejected")]
@@ -284,16 +331,17 @@ def _ranked_chats(row: RankedRow) -> list[ChatRow]:
 
 def _scores(row: RankedRow) -> list[float]:
     completions, scores = row["completions"], row["scores"]
+    if isinstance(completions, str) or not isinstance(completions, Sequence):
+        raise BadRowError("a list of completions", completions, column="completions")
+    if not isinstance(scores, list | tuple | np.ndarray):
+        raise BadRowError("a list of scores", scores, column="scores")
     if len(completions) != len(scores) or len(scores) < 2:
         raise BadRowError(
             f"a score for each of at least 2 completions (here {len(completions)})",
             scores,
             column="scores",
         )
-    for index, score in enumerate(scores):
-        if isinstance(score, bool) or not isinstance(score, int | float) or not np.isfinite(score):
-            raise BadRowError("a finite number", score, column=f"scores[{index}]")
-    return [float(score) for score in scores]
+    return [number(score, f"scores[{index}]") for index, score in enumerate(scores)]
 
 
 def _labelled_chats(row: LabelledRow) -> list[ChatRow]:
@@ -304,13 +352,7 @@ def _labelled_chats(row: LabelledRow) -> list[ChatRow]:
 
 def _chat(row: Mapping[str, Any], completion: Sequence[Message], column: str) -> ChatRow:
     """Prompt and completion as one chat, in which the prompt's turns weigh nothing."""
-    prompt = validate_messages(row["prompt"], where="prompt")
-    if prompt[-1]["role"] == "assistant":
-        raise BadRowError(
-            "a prompt that ends where the assistant is to speak",
-            prompt[-1]["role"],
-            column=f"prompt[{len(prompt) - 1}].role",
-        )
+    prompt = _checked_prompt(row["prompt"])
     if isinstance(completion, str) or not isinstance(completion, Sequence) or not completion:
         raise BadRowError("a list of at least one message", completion, column=column)
     try:
@@ -336,7 +378,12 @@ def _renamed(error: BadRowError, num_prompt: int, column: str) -> BadRowError:
     else:
         name = column
     return type(error)(
-        error.expected, error.got, column=name, where=error.where, reason=error.reason
+        error.expected,
+        error.got,
+        column=name,
+        where=error.where,
+        reason=error.reason,
+        hint=error.hint,
     )
 
 
@@ -370,8 +417,9 @@ def _encode_groups(
     return made
 
 
-def _try(function: Any, row: Any) -> list[ChatRow] | BadRowError:
+def _try(function: Any, row: Any, needed: Sequence[str]) -> list[ChatRow] | BadRowError:
     try:
+        _check_row(row, needed)
         return cast(list[ChatRow], function(row))
     except BadRowError as error:
         return error

@@ -34,7 +34,7 @@ def gsm8k(
         source: "bundled" (the first 256 training and 128 test problems, which come with this
             library); a file; a folder with `train.jsonl` or `train.parquet` and the like; or a hub
             id, such as "openai/gsm8k".
-        split: "train" or "test". A file is read whatever it is.
+        split: "train" or "test". A file is read whatever it is, and then stands in the `id`s.
         num_rows: draw this many rows at random, without repetition; None is all, in order.
         seed: of that draw.
         system: the system message; None leaves it out.
@@ -49,7 +49,8 @@ def gsm8k(
         with as_file(files("burnish_data") / "bundled" / "gsm8k" / f"{split}.jsonl") as path:
             rows = _rows(open_rows(path), split, system)
     else:
-        rows = _rows(open_rows(source, split=split, config="main", columns=_COLUMNS), split, system)
+        records = open_rows(source, split=split, config="main", columns=_COLUMNS)
+        rows = _rows(records, _file_stem(source) or split, system)
     if num_rows is None:
         return rows
     if not 0 <= num_rows <= len(rows):
@@ -58,6 +59,12 @@ def gsm8k(
             f"{len(rows)}, got {num_rows}."
         )
     return random.Random(seed).sample(rows, num_rows)
+
+
+def _file_stem(source: str | Path) -> str | None:
+    """What a file is called, without its endings; None of what is no file."""
+    path = Path(source).expanduser()
+    return Path(path.name.removesuffix(".gz")).stem if path.is_file() else None
 
 
 def _rows(records: Rows[dict[str, Any]], split: str, system: str | None) -> list[ProblemRow]:
