@@ -109,10 +109,10 @@ def encode_chats(
     (what generation is given) and white space after its last special token; so the token that ends
     the turn is trained, also where it is the padding token; and where a turn has none, the
     tokenizer's EOS directly behind it. Templates without any end teach no model to stop; nor does
-    one where another turn's beginning is the end (GLM-4 stops at <|user|>), as that is not trained:
-    pass a template with an end, or `{% generation %}` tags around it. Tools are never trained, nor
-    is the first token of a sequence, which nothing foretells. A message's `weight` counts for all
-    of its trained tokens.
+    one where another turn's beginning is the end (GLM-4 stops at `<|user|>`), as that is not
+    trained: pass a template with an end, or `{% generation %}` tags around it. Tools are never
+    trained, nor is the first token of a sequence, which nothing foretells. A message's `weight`
+    counts for all of its trained tokens.
 
     Args:
         rows: chats without images (`encode_images` is for those with).

@@ -34,7 +34,7 @@ def gsm8k(
         source: "bundled" (the first 256 training and 128 test problems, which come with this
             library); a file; a folder with `train.jsonl` or `train.parquet` and the like; or a hub
             id, such as "openai/gsm8k".
-        split: "train" or "test". A file is read whatever it is, and then stands in the `id`s.
+        split: "train" or "test". A file is read whatever it is, and its name is in the ids.
         num_rows: draw this many rows at random, without repetition; None is all, in order.
         seed: of that draw.
         system: the system message; None leaves it out.
