@@ -389,7 +389,8 @@ def test_variables_that_a_template_also_sets_are_known():
     sets = "{% if not date is defined %}{% set date = 'today' %}{% endif %}{{ date }}"
     sets += "{% set mode = mode | default('slow') %}{{ mode }}"
     tokenizer = make_tokenizer(sets + loop("<{{ m.role }}>{{ m.content }}</s>"))
-    load_template(tokenizer, None, {"date": "now", "mode": "fast"})
+    template = load_template(tokenizer, None, {"date": "now", "mode": "fast"})
+    assert template.render([USER]).text.startswith("nowfast<user>")
 
 
 def test_variables_of_the_template_for_tools():

@@ -313,7 +313,10 @@ def test_other_columns_are_left_alone() -> None:
     del batch["reference_logprobs"], batch["sampled_logprobs"], batch["entropies"]
     others = "logprobs new_logprobs teacher_logprobs values labels policy_logprobs logits hidden"
     others += " input_ids attention_mask rewards mean_advantages entropy_bonus log_probs ratio"
-    grpo_loss(logprobs, batch | dict.fromkeys(others.split(), logprobs))
+    with_others = grpo_loss(logprobs, batch | dict.fromkeys(others.split(), logprobs))
+    alone = grpo_loss(logprobs, batch)
+    assert torch.equal(with_others.terms[0].sum, alone.terms[0].sum)
+    assert with_others.metrics.keys() == alone.metrics.keys()
 
 
 def test_margins_that_are_misspelt_are_not_left_out() -> None:

@@ -189,7 +189,9 @@ def test_a_state_is_plain_whatever_the_integers_were() -> None:
         np.int64(10), buffer_size=np.int32(4), max_sequences_per_bin=np.int64(3)
     )
     state = json.loads(json.dumps(packer.state_dict()))
-    StreamPacker(10, buffer_size=4, max_sequences_per_bin=3).load_state_dict(state)
+    plain: StreamPacker[list[int]] = StreamPacker(10, buffer_size=4, max_sequences_per_bin=3)
+    plain.load_state_dict(state)
+    assert plain.state_dict() == state
 
 
 def test_bins_that_wait_are_not_counted_as_given_out() -> None:

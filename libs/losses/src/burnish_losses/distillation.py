@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from burnish_losses._chunks import softmax_dtype
 from burnish_losses._columns import check_mask, check_tensors, check_tokens, select
 from burnish_losses._settings import check_count, check_positive
 from burnish_losses.aggregate import Aggregate, token_mean
@@ -212,7 +213,7 @@ def top_k_divergence(
         ValueError: shapes that do not match, a mask that is not bool.
     """
     _check_rows(student_logprobs, teacher_logprobs, token_mask)
-    dtype = _softmax_dtype(student_logprobs)
+    dtype = softmax_dtype(student_logprobs)
     student = support(student_logprobs[token_mask].to(dtype))
     teacher = support(teacher_logprobs.detach()[token_mask].to(dtype))
     return _at_trained(divergence(student, teacher), token_mask)
@@ -282,7 +283,7 @@ class _HiddenDivergence(torch.autograd.Function):
         temperature: float,
         chunk_tokens: int,
     ) -> Tensor:
-        values = hidden.new_empty(len(hidden), dtype=_softmax_dtype(hidden))
+        values = hidden.new_empty(len(hidden), dtype=softmax_dtype(hidden))
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), chunk_tokens):
                 rows = slice(start, start + chunk_tokens)
@@ -328,7 +329,7 @@ def _kl(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 
 
 def _logprobs(logits: Tensor, temperature: float) -> Tensor:
-    logits = logits.to(_softmax_dtype(logits))
+    logits = logits.to(softmax_dtype(logits))
     return (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
 
 
@@ -336,10 +337,6 @@ def _at_trained(values: Tensor, token_mask: Tensor) -> Tensor:
     """Values [M] of the trained tokens at their places in [T], 0 elsewhere."""
     zeros = values.new_zeros(token_mask.shape)
     return zeros.masked_scatter(token_mask, values)
-
-
-def _softmax_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _check_rows(student: Tensor, teacher: Tensor, token_mask: Tensor) -> None:
