@@ -298,6 +298,57 @@ class TestContradictions:
         assert problem.startswith(start)
         assert message in problem
 
+    @pytest.mark.parametrize(
+        ("override", "problem"),
+        [
+            ("schedule=burnish_trainer.schedules.cosin", "training.schedule: schedule must be a"),
+            ("schedule=burnish_trainer.schedules", "training.schedule: schedule must be a"),
+            ("schedule=math.floor", "training.schedule_args: unknown 'step'"),
+            ("schedule_args={warmup_steps: 1}", "training.schedule_args: must not hold warmup"),
+            ("schedule_args={num_steps: 9}", "training.schedule_args: must not hold num_steps"),
+            ("schedule_args={finl: 0.1}", "training.schedule_args: unknown 'finl'"),
+            (
+                "schedule=burnish_trainer.schedules.warmup_stable_decay",
+                "training.schedule_args: decay_steps must be given",
+            ),
+            (
+                "schedule_args={final: x}",
+                "training.schedule_args: burnish_trainer.schedules.cosine fails",
+            ),
+            (
+                "schedule_args={final: -1}",
+                "training.schedule_args: burnish_trainer.schedules.cosine must give factors",
+            ),
+        ],
+    )
+    def test_a_schedule_that_cannot_be_followed(
+        self, tiny_recipe: Path, override: str, problem: str
+    ) -> None:
+        cosine = "training.schedule=burnish_trainer.schedules.cosine"
+        load(tiny_recipe, cosine, "training.schedule_args={final: 0.1}").check()
+        (found,) = refused(tiny_recipe, cosine, f"training.{override}")
+        assert found.startswith(problem), found
+
+    def test_a_schedule_is_told_the_steps_of_the_optimizer(self, tiny_recipe: Path) -> None:
+        steps = ["training.num_steps=10", "training.updates_per_step=2", "training.warmup_steps=3"]
+        constant = load(tiny_recipe, *steps).training
+        assert constant.schedule_arguments() == {"warmup_steps": 3}
+        path, args = "burnish_trainer.schedules.cosine", "training.schedule_args={final: 0.1}"
+        cosine = load(tiny_recipe, *steps, f"training.schedule={path}", args).training
+        assert cosine.schedule_arguments() == {"final": 0.1, "warmup_steps": 3, "num_steps": 20}
+
+    @pytest.mark.parametrize(
+        ("lora", "problem"),
+        [
+            ("{rank: 8}", "training.lora: lora must be arguments of peft.LoraConfig"),
+            ("{r: 8, use_dora: true}", "training.lora: lora must be plain low-rank adapters"),
+        ],
+    )
+    def test_adapters_that_cannot_be_made(self, tiny_recipe: Path, lora: str, problem: str) -> None:
+        load(tiny_recipe, "training.lora={r: 8}", "training.frozen=['model.norm*']").check()
+        (found,) = refused(tiny_recipe, f"training.lora={lora}")
+        assert found.startswith(problem), found
+
     @pytest.mark.parametrize("part", ["train", "validation"])
     def test_no_data(self, tiny_recipe: Path, part: str) -> None:
         with pytest.raises(ConfigError, match="data must hold problems of both kinds, got"):
@@ -402,7 +453,7 @@ class TestNumbers:
             ("optimizer_args={weight_decay: .nan}", "training.optimizer_args: torch.optim.AdamW"),
             ("optimizer_args={betas: [2, 3]}", "training.optimizer_args: torch.optim.AdamW"),
             ("optimizer_args={betas: 3}", "training.optimizer_args: torch.optim.AdamW"),
-            ("optimizer=torch.optim", "training.optimizer: must name a class"),
+            ("optimizer=torch.optim", "training.optimizer: optimizer must be a dotted"),
             ("optimizer=hostile_task.syntax.Adam", "training.optimizer: "),
         ],
     )

@@ -203,8 +203,10 @@ def test_truncated_weights(config: Config, broken_model: Path) -> None:
 
 def test_a_model_that_would_not_be_computed_exactly(config: Config, broken_model: Path) -> None:
     path = broken_model / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"final_logit_softcapping": 30.0}))
-    with pytest.raises(ConfigError, match=r"model\.source: its config .*final_logit_softcapping"):
+    content = json.loads(path.read_text())
+    layers = ["linear_attention"] * content["num_hidden_layers"]
+    path.write_text(json.dumps(content | {"layer_types": layers}))
+    with pytest.raises(ConfigError, match=r"model\.source: its config .*'linear_attention'"):
         preflight(config(), broken_model, load_tokenizer(broken_model), [{"prompt": "x"}])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +11,8 @@ import psutil
 import torch
 from burnish_converters.model_source import check_model_source
 from burnish_trainer.checkpoint import read_state
-from burnish_trainer.optim import build_optimizer, optimizer_class
+from burnish_trainer.lora import lora_config
+from burnish_trainer.optim import build_optimizer, imported, schedule_factor
 from pydantic import (
     AfterValidator,
     Field,
@@ -30,6 +32,7 @@ def _whole_or_fraction(value: float) -> float:
 
 
 Gpus = Annotated[NonNegativeFloat, AfterValidator(_whole_or_fraction)]  # as Ray reserves them
+SCHEDULE = ("schedule", "burnish_trainer.schedules.cosine")  # what it is, and an example of one
 UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
 
 
@@ -78,8 +81,13 @@ class Training(Section):
     learning_rate: PositiveFloat
     optimizer: str = "torch.optim.AdamW"
     optimizer_args: dict[str, Any] = Field(default_factory=lambda: {"weight_decay": 0.0})
+    schedule: str = "burnish_trainer.schedules.constant"
+    schedule_args: dict[str, Any] = Field(default_factory=dict)
     warmup_steps: NonNegativeInt = 0
     max_grad_norm: PositiveFloat = 1.0
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    lora: dict[str, Any] | None = None  # arguments of peft.LoraConfig; null: the weights themselves
+    frozen: tuple[str, ...] = ()  # globs over the names of parameters that are not trained
     updates_per_step: PositiveInt = 1
     max_tokens: PositiveInt  # of a packed micro-batch
     num_ranks: PositiveInt = 1
@@ -90,6 +98,20 @@ class Training(Section):
     kl_coefficient: NonNegativeFloat = 0.0
     normalize_advantages: bool = True
     aggregation: Literal["tokens", "sequences"] = "tokens"
+
+    def given_to_schedule(self) -> dict[str, int]:
+        """What the app tells any schedule that takes it, in optimizer steps."""
+        return {
+            "warmup_steps": self.warmup_steps,
+            "num_steps": self.num_steps * self.updates_per_step,
+        }
+
+    def schedule_arguments(self) -> dict[str, Any]:
+        """``schedule_args``, and of the app's own those that the schedule takes."""
+        parameters = inspect.signature(imported(self.schedule, *SCHEDULE)).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        given = self.given_to_schedule().items()
+        return self.schedule_args | {k: v for k, v in given if takes_any or k in parameters}
 
 
 class GrpoConfig(Section):
@@ -125,6 +147,8 @@ class GrpoConfig(Section):
         except ValueError as error:
             problems.append(f"model.source: {error}")
         problems += self.optimizer_problems()
+        problems += self.schedule_problems()
+        problems += self.lora_problems()
         if self.resume_from is not None:
             problems += self.resume_problems(Path(self.resume_from))
         prompts, updates = self.rollout.prompts_per_step, self.training.updates_per_step
@@ -163,9 +187,7 @@ class GrpoConfig(Section):
                 "training.learning_rate"
             ]
         try:
-            optimizer = optimizer_class(path)
-            if not callable(optimizer):
-                raise ValueError(f"must name a class, got {path!r}, which is none")
+            optimizer = imported(path, "optimizer", "torch.optim.AdamW")
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a module may raise anything)
             return [f"training.optimizer: {cause(error)}"]
         problems = argument_problems(optimizer, ["params", "lr", *arguments], where)
@@ -181,6 +203,45 @@ class GrpoConfig(Section):
         if isinstance(built, torch.optim.Optimizer):
             return []
         return [f"training.optimizer: must name an optimizer, got {path!r}, which is none"]
+
+    def schedule_problems(self) -> list[str]:
+        """Why the schedule cannot be followed; its first and last steps are tried."""
+        training, where = self.training, "training.schedule_args"
+        path, given = training.schedule, training.given_to_schedule()
+        ours = sorted(given.keys() & training.schedule_args.keys())
+        if ours:
+            return [
+                f"{where}: must not hold {' and '.join(ours)}, which the app gives; set "
+                "training.warmup_steps and training.num_steps"
+            ]
+        try:
+            function = imported(path, *SCHEDULE)
+            arguments = training.schedule_arguments()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a module may raise anything)
+            return [f"training.schedule: {cause(error)}"]
+        if training.warmup_steps and "warmup_steps" not in arguments:
+            return [f"training.warmup_steps: must be 0 for {path}, which does not take it"]
+        problems = argument_problems(function, ["step", *arguments], where)
+        if problems:
+            return problems
+        try:
+            steps = (0, given["num_steps"] - 1)
+            factors = [schedule_factor(path, step, arguments) for step in steps]
+        except Exception as error:  # noqa: BLE001  (whatever the function raises)
+            return [f"{where}: {path} fails with {arguments}, {cause(error)}"]
+        if all(0 <= factor < float("inf") for factor in factors):
+            return []
+        return [f"{where}: {path} must give factors of 0 or more, got {factors} in steps {steps}"]
+
+    def lora_problems(self) -> list[str]:
+        """Why adapters cannot be configured; whether they fit the model shows with it."""
+        if self.training.lora is None:
+            return []
+        try:
+            lora_config(self.training.lora)
+        except Exception as error:  # noqa: BLE001  (whatever peft raises)
+            return [f"training.lora: {cause(error)}"]
+        return []
 
     def resume_problems(self, checkpoint: Path) -> list[str]:
         """Why the run cannot go on from a checkpoint."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from burnish_converters.safetensors_io import read_weights
 from burnish_data import render_prompt
-from burnish_trainer.attention import check_supported
+from burnish_trainer.loading import check_supported
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from burnish_apps.grpo.config import GrpoConfig, available_bytes
@@ -114,6 +114,8 @@ def memory_problems(config: GrpoConfig, sequence_bytes: int, parameters: int) ->
         return []  # this machine's memory does not decide
     weights_bytes = parameters * FLOAT_BYTES[config.model.dtype]
     copies = 5 if config.training.kl_coefficient else 4  # weights, gradient, two moments, reference
+    if config.training.lora is not None:
+        copies = 1  # beside the weights, those of the adapters are little
     needed = config.engine.num_engines * (weights_bytes + cache_bytes) + copies * weights_bytes
     free = available_bytes()
     if needed <= free:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import re
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +89,7 @@ def plan_for(batch: RaggedBatch, num_ranks: int, max_tokens: int) -> Plan:
 
 
 POLICY: dict[str, Any] = {
+    "device": "cpu",
     "learning_rate": 0.1,
     "optimizer": "torch.optim.SGD",
     "max_grad_norm": 1e9,
@@ -278,9 +283,268 @@ def test_a_non_finite_gradient_is_told_and_harms_nothing(
     assert_equal_run(got, expected, dict(alone.named_weights()))
 
 
+@pytest.mark.parametrize("on_rank", [0, 1])
+def test_a_non_finite_gradient_names_the_sequence_of_the_whole_batch(
+    group: PolicyGroup, on_rank: int
+) -> None:
+    batch, number = recorded_batch(), 4
+    bad = batch.token_columns["advantages"].copy()
+    bad[batch.offsets[number + 1] - 1] = np.nan
+    ranks = [[(6, 2), (5, 0, 1)], [(3,), (4,)]]
+    ranks = ranks if on_rank else ranks[::-1]
+    place = f"micro-batch 1 of rank {on_rank}"
+    if group.num_ranks == 1:
+        ranks, place = [ranks[0] + ranks[1]], f"micro-batch {1 + 2 * on_rank} of rank 0"
+    told = rf"from {place} \(sequences 4; .*columns with NaN or infinity: advantages\)\. The"
+    with pytest.raises(WorkerError, match=told):
+        group.train_step(batch.with_token_column("advantages", bad), HandMade(ranks), weighted_nll)
+
+
+def test_evaluation_and_likeliest_tokens_are_those_of_one_process(
+    group: PolicyGroup, alone: TorchPolicy
+) -> None:
+    batch = recorded_batch()
+    plan = plan_for(batch, group.num_ranks, 20)
+    got = group.evaluate(batch, plan, weighted_nll)
+    assert got == pytest.approx(alone.evaluate(batch, ALL, weighted_nll), rel=1e-5)
+    lost = group.evaluate(batch, plan, one_token_lost_on_the_last_rank)
+    assert (lost == got) == (group.num_ranks == 1)  # a token lost on one of two ranks shows
+    ids, logprobs = group.topk_logprobs(batch, plan, 3)
+    expected_ids, expected_logprobs = alone.topk_logprobs(batch, ALL, 3)
+    mask = batch.token_columns["token_mask"]
+    np.testing.assert_array_equal(ids[mask], expected_ids[mask])
+    np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-5)
+
+
+def test_a_rank_without_sequences_scores_with_the_others(
+    group: PolicyGroup, alone: TorchPolicy
+) -> None:
+    batch = recorded_batch()
+    plan = HandMade([[(), *ALL], [(), ()]][: group.num_ranks])
+    expected = alone.logprobs(batch, ALL)
+    np.testing.assert_allclose(group.logprobs(batch, plan), expected, atol=1e-5)
+
+
+def test_a_policy_that_comes_back_to_its_device_is_the_same(group: PolicyGroup) -> None:
+    batch = recorded_batch()
+    plan = plan_for(batch, group.num_ranks, 64)
+    before = group.logprobs(batch, plan)
+    group.offload()
+    group.onload()
+    np.testing.assert_array_equal(group.logprobs(batch, plan), before)
+    assert group.train_step(batch, plan, weighted_nll)["train/skipped"] == 0
+
+
 def test_a_plan_of_another_batch_or_other_ranks_is_refused(group: PolicyGroup) -> None:
     batch = recorded_batch()
     with pytest.raises(ValueError, match="each of the 6 sequences exactly once"):
         group.logprobs(batch.select(range(6)), plan_for(batch, group.num_ranks, 64))
     with pytest.raises(ValueError, match=rf"one tuple per worker \({group.num_ranks}\), got 3"):
         group.train_step(batch, plan_for(batch, 3, 64), weighted_nll)
+
+
+@pytest.fixture
+def start_group(cluster: None, checkpoint: str) -> Iterator[Callable[..., PolicyGroup]]:
+    groups: list[PolicyGroup] = []
+
+    def start(num_ranks: int = 2, name: str = "policy", **policy_args: Any) -> PolicyGroup:
+        groups.append(
+            PolicyGroup(
+                POLICY | {"model": checkpoint, "reference": False} | policy_args,
+                num_ranks=num_ranks,
+                name=name,
+                environment={"OMP_NUM_THREADS": "1"},
+                num_cpus=0.1,
+            )
+        )
+        return groups[-1]
+
+    yield start
+    for group in groups:
+        group.close()
+
+
+def test_a_reference_in_workers_of_its_own_is_the_policys_own_reference(
+    start_group: Callable[..., PolicyGroup], alone: TorchPolicy
+) -> None:
+    reference = start_group(1, name="reference", learning_rate=None)
+    policy = start_group(2, reference=True)
+    batch = recorded_batch()
+    plan = plan_for(batch, 2, 64)
+    policy.train_step(batch, plan, weighted_nll)
+    got = reference.logprobs(batch, HandMade([ALL]))
+    np.testing.assert_allclose(got, policy.reference_logprobs(batch, plan), atol=1e-5)
+    assert np.abs(got - policy.logprobs(batch, plan)).max() > 1e-3
+    with pytest.raises(WorkerError, match="of reference raised ValueError: training needs a"):
+        reference.train_step(batch, HandMade([ALL]), weighted_nll)
+
+
+@pytest.mark.parametrize(("head", "method"), [("reward", "scores"), ("value", "values")])
+def test_numbers_of_a_head_come_back_in_the_order_of_the_batch(
+    start_group: Callable[..., PolicyGroup], checkpoint: str, head: Any, method: str
+) -> None:
+    batch = recorded_batch()
+    group = start_group(head=head)
+    expected = getattr(TorchPolicy(checkpoint, learning_rate=None, head=head), method)(batch, ALL)
+    assert len(np.unique(expected.round(4))) > 6  # an order that is wrong would be seen
+    got = getattr(group, method)(batch, HandMade([[(6, 2), (5,)], [(0, 4), (3, 1)]]))
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+TORCHRUN = """
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from burnish_distributed import RaggedBatch, rank
+from burnish_losses.reduce import LossOutput, Metric, Term, masked_sum
+from burnish_packing import plan_micro_batches
+from burnish_trainer import NonFiniteGradientError, policy_group
+from burnish_trainer.policy_group import Plan, PolicyGroup
+from torch import Tensor
+
+FUNCTIONS
+
+def raised(function, *arguments, **kwargs):
+    try:
+        function(*arguments, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def main(folder, arguments):
+    deletions = []
+    delete = policy_group.delete_old_checkpoints
+    policy_group.delete_old_checkpoints = lambda *a: (deletions.append(a), delete(*a))
+    batch, plan = recorded_batch(), plan_for(recorded_batch(), 2, 20)
+    odd = HandMade([[(6, 2), (5,)], [(0, 4), (3, 1)]])
+    group = PolicyGroup(arguments, launcher="torchrun", num_ranks=2)
+    found = {"num_ranks": group.num_ranks, "logprobs": group.logprobs(batch, odd)}
+    found["evaluate"] = group.evaluate(batch, odd, weighted_nll)
+    group.save(folder / "step_0", {"step": 0})
+    found["metrics"] = [group.train_step(batch, plan, weighted_nll) for _ in range(3)][0]
+    found["reference"] = group.reference_logprobs(batch, odd)
+    found["moved"] = group.logprobs(batch, odd)
+    for step in (1, 2, 3):
+        group.save(folder / f"step_{step}", {"step": step}, keep=2)
+    found["left"] = sorted(path.name for path in folder.glob("step_*"))
+    found["deletions"] = len(deletions)
+    found["state"] = group.load(folder / "step_3")
+    found["resumed"] = group.logprobs(batch, odd)
+
+    bad = batch.token_columns["advantages"].copy()
+    bad[batch.offsets[5] - 1] = np.nan
+    worse = batch.with_token_column("advantages", bad)
+    ranks = HandMade([[(6, 2), (5, 0, 1)], [(3,), (4,)]])
+    found["nan"] = raised(group.train_step, worse, ranks, weighted_nll)
+    found["plan"] = raised(group.train_step, batch, plan_for(batch, 3, 64), weighted_nll)
+    found["ranks"] = raised(PolicyGroup, arguments, launcher="torchrun", num_ranks=3)
+
+    head = arguments | {"head": "reward", "reference": False}
+    found["scores"] = PolicyGroup(head, launcher="torchrun").scores(batch, odd)
+    found["ray"] = "ray" in sys.modules
+    torch.save(found, folder / f"rank_{rank()}.pt")
+    group.close()
+    found["is_open"] = torch.distributed.is_initialized()
+    assert not found["is_open"]
+
+
+folder = Path(sys.argv[1])
+main(folder, torch.load(folder / "arguments.pt"))
+"""
+
+
+@pytest.fixture(scope="module")
+def torchrun(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks under torchrun found."""
+    folder = tmp_path_factory.mktemp("torchrun")
+    torch.save(POLICY | {"model": checkpoint}, folder / "arguments.pt")
+    functions = [HandMade, weighted_nll, recorded_batch, plan_for]
+    source = "\n\n".join(map(inspect.getsource, functions))
+    script = folder / "script.py"
+    script.write_text(TORCHRUN.replace("FUNCTIONS", source))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "--standalone", str(script), str(folder)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    found = [torch.load(folder / f"rank_{i}.pt", weights_only=False) for i in range(2)]
+    found[0]["weights"] = dict(read_weights(folder / "step_3" / "model"))
+    return found
+
+
+class TestTorchrun:
+    def test_it_trains_as_one_process(
+        self, torchrun: list[dict[str, Any]], alone: TorchPolicy, expected: Run
+    ) -> None:
+        for found in torchrun:
+            assert found["num_ranks"] == 2
+            got = (found["metrics"], torchrun[0]["weights"])
+            assert_equal_run(got, expected, dict(alone.named_weights()))
+
+    def test_it_scores_as_one_process_in_the_order_of_the_batch(
+        self, torchrun: list[dict[str, Any]], alone: TorchPolicy, checkpoint: str
+    ) -> None:
+        batch = recorded_batch()
+        logprobs = alone.logprobs(batch, ALL)
+        reward = TorchPolicy(checkpoint, learning_rate=None, head="reward")
+        evaluated = alone.evaluate(batch, ALL, weighted_nll)
+        for found in torchrun:
+            np.testing.assert_allclose(found["logprobs"], logprobs, atol=1e-5)
+            np.testing.assert_allclose(found["reference"], logprobs, atol=1e-5)
+            assert np.abs(found["moved"] - logprobs).max() > 1e-3
+            np.testing.assert_allclose(found["scores"], reward.scores(batch, ALL), atol=1e-5)
+            assert found["evaluate"] == pytest.approx(evaluated, rel=1e-5)
+
+    def test_checkpoints_come_back_and_rank_0_alone_deletes_old_ones(
+        self, torchrun: list[dict[str, Any]]
+    ) -> None:
+        for found in torchrun:
+            assert found["left"] == ["step_2", "step_3"]
+            assert found["state"]["step"] == 3
+            np.testing.assert_array_equal(found["resumed"], found["moved"])
+        assert [found["deletions"] for found in torchrun] == [3, 0]
+
+    def test_errors_are_those_of_the_ranks(self, torchrun: list[dict[str, Any]]) -> None:
+        for found in torchrun:
+            told = r"NonFiniteGradientError: .* from micro-batch 1 of rank 1 \(sequences 4; "
+            assert re.match(told, found["nan"]), found["nan"]
+            assert found["plan"].startswith("ValueError: per_rank must hold one tuple per rank (2)")
+            assert found["ranks"].startswith(
+                "ValueError: torchrun must have started 3 ranks, got 2"
+            )
+
+    def test_ray_is_not_imported(self, torchrun: list[dict[str, Any]]) -> None:
+        assert [found["ray"] for found in torchrun] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("environment", "num_ranks", "message"),
+    [
+        ({}, None, "torchrun must have started the ranks, got no RANK and WORLD_SIZE"),
+        ({"RANK": "0"}, 2, "torchrun must have started 2 ranks, got no RANK and WORLD_SIZE"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, 3, "torchrun must have started 3 ranks, got 2"),
+    ],
+)
+def test_torchrun_that_started_nothing_or_other_ranks(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], num_ranks: Any, message: str
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        PolicyGroup({"model": "/nowhere"}, launcher="torchrun", num_ranks=num_ranks)
+
+
+def test_a_launcher_that_is_none() -> None:
+    with pytest.raises(ValueError, match="launcher must be ray or torchrun, got 'slurm'"):
+        PolicyGroup({"model": "/nowhere"}, launcher="slurm")  # type: ignore[arg-type]

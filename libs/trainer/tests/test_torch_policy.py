@@ -261,7 +261,7 @@ def test_two_ranks_with_one_gradient_wrong_are_noticed(
 
 
 def test_resumed_run_equals_uninterrupted_one_bit_for_bit(checkpoint: str, tmp_path: Path) -> None:
-    build = partial(TorchPolicy, checkpoint, learning_rate=1e-2, warmup_steps=5)
+    build = partial(TorchPolicy, checkpoint, learning_rate=1e-2, schedule_args={"warmup_steps": 5})
     batch = recorded_batch()
     whole = build()
     losses = [whole.train_step(batch, ONE, weighted_nll) for _ in range(4)]
@@ -323,7 +323,7 @@ def test_non_finite_gradient_changes_nothing(checkpoint: str) -> None:
     batch = recorded_batch()
     bad = batch.token_columns["advantages"].copy()
     bad[np.flatnonzero(batch.token_columns["token_mask"])[3]] = math.nan
-    with pytest.raises(NonFiniteGradientError, match="step 0; look for NaN"):
+    with pytest.raises(NonFiniteGradientError, match="step 0 from micro-batch 0 of rank 0"):
         policy.train_step(batch.with_token_column("advantages", bad), SPLIT, weighted_nll)
     for name, tensor in policy.named_weights():
         assert torch.equal(tensor, before[name]), name
@@ -371,11 +371,42 @@ def test_temperature_is_that_of_the_distribution_sampled_from(checkpoint: str) -
     assert (got[:5] == 0).all()
 
 
-def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
-    shape = {**SHAPE, "layer_types": ["full_attention"] * 2}
-    Gemma2ForCausalLM(Gemma2Config(**shape)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="final_logit_softcapping"):
+@pytest.mark.parametrize("kind", ["linear_attention", "chunked_attention"])
+def test_layers_that_carry_a_state_or_attend_in_chunks_are_refused(
+    tmp_path: Path, kind: str
+) -> None:
+    FAMILIES["qwen2"]().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["layer_types"] = ["full_attention", kind]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"full or sliding attention, got .*{kind}"):
         sgd_policy(str(tmp_path))
+
+
+def test_attention_that_is_no_plain_softmax_is_refused(tmp_path: Path) -> None:
+    Gemma2ForCausalLM(Gemma2Config(**SHAPE)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="must be a plain softmax, got softcap"):
+        sgd_policy(str(tmp_path))
+
+
+def test_capped_logits_are_those_of_the_model(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    shape = {**SHAPE, "attn_logit_softcapping": None, "sliding_window": 8}
+    for cap, name in ((1.0, "capped"), (None, "plain")):
+        torch.manual_seed(0)
+        config = Gemma2Config(**shape, final_logit_softcapping=cap)
+        Gemma2ForCausalLM(config).save_pretrained(tmp_path / name)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "capped")
+    batch = recorded_batch().select([5])
+    ids = torch.tensor(batch.token_columns["token_ids"])
+    with torch.no_grad():
+        expected = model(ids[None]).logits[0].log_softmax(-1)[:-1].gather(-1, ids[1:, None])[:, 0]
+    got, plain = (
+        sgd_policy(str(tmp_path / name)).logprobs(batch, [(0,)]) for name in ("capped", "plain")
+    )
+    np.testing.assert_allclose(got[11:], expected[10:].numpy(), atol=1e-5)
+    assert np.abs(plain - got).max() > 0.1
 
 
 def test_a_misspelt_optimizer_is_refused(checkpoint: str) -> None:

@@ -2,6 +2,6 @@
 
 from burnish_converters.safetensors_io import read_weights, write_checkpoint
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["read_weights", "write_checkpoint"]

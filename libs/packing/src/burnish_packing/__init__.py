@@ -24,7 +24,7 @@ from burnish_packing.microbatches import MicroBatch, MicroBatchPlan, plan_micro_
 from burnish_packing.packers import Packing, pack
 from burnish_packing.streaming import StreamPacker, pack_stream
 
-__version__ = "0.2.0"
+__version__ = "0.2.1"
 
 __all__ = [
     "MicroBatch",

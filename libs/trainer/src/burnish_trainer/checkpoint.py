@@ -3,7 +3,8 @@
 A checkpoint is a folder::
 
     step_000010/
-      model/        Hugging Face form: from_pretrained reads it, tokenizer included
+      model/        Hugging Face form: from_pretrained reads it, tokenizer included; adapters merged
+      adapter/      peft's form, if adapters are trained: what is resumed from
       optimizer/    torch.distributed.checkpoint, resharded on load if the ranks differ
       state.json    what the caller saved beside it; written last
 
@@ -17,7 +18,8 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from burnish_trainer.heads import SCALAR_HEAD, write_head_config
+from burnish_trainer.lora import (
+    adapter_layers,
+    is_adapter,
+    merged_weights,
+    read_adapter,
+    save_adapter,
+)
 from burnish_trainer.scoring import ScoringModel
 
 SCHEMA_VERSION = 1
@@ -42,20 +52,18 @@ INCOMPLETE = ".incomplete"
 def save_checkpoint(
     directory: Path,
     *,
-    weights: Iterable[tuple[str, torch.Tensor]],
     source: Path,
     model: ScoringModel,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     state: Mapping[str, Any],
 ) -> None:
     """Write a checkpoint; all ranks call it, rank 0 writes what is shared.
 
     Args:
         directory: the folder that is to appear.
-        weights: all ranks iterate (gathering is a collective), rank 0 writes.
         source: the checkpoint the model came from; its config and tokenizer are copied.
-        model: the model that ``optimizer`` belongs to.
-        optimizer: every rank writes its own part.
+        model: the model that ``optimizers`` belong to.
+        optimizers: every rank writes its own part.
         state: JSON values.
     """
     partial = directory.with_name(directory.name + INCOMPLETE)
@@ -63,16 +71,19 @@ def save_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     barrier()
+    weights = merged_weights(model.model)  # gathering is a collective: all ranks iterate
     if rank() == 0:
         write_checkpoint(partial / "model", weights, source=source)
+        write_head_config(model.model, partial / "model", model.head)
     else:
-        for _ in weights:
-            pass
-    with _single_process_is_meant():
-        dcp.save(
-            {"optimizer": get_optimizer_state_dict(model, optimizer)},
-            checkpoint_id=partial / "optimizer",
-        )
+        deque(weights, maxlen=0)
+    save_adapter(model.model, partial / "adapter")
+    if optimizers:
+        with _single_process_is_meant():
+            dcp.save(
+                {"optimizer": get_optimizer_state_dict(model, list(optimizers))},
+                checkpoint_id=partial / "optimizer",
+            )
     barrier()
     if rank() == 0:
         content = {**state, "schema_version": SCHEMA_VERSION}
@@ -91,7 +102,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    directory: Path, *, model: ScoringModel, optimizer: torch.optim.Optimizer
+    directory: Path, *, model: ScoringModel, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Any]:
     """Take weights and optimizer state from ``directory``; returns the saved ``state``.
 
@@ -99,22 +110,30 @@ def load_checkpoint(
         ValueError: if there is no whole checkpoint there, or one of a newer schema.
     """
     state = read_state(directory)
-    weights: dict[str, Any] = {
-        f"model.{name}": tensor for name, tensor in read_weights(directory / "model")
+    has_adapter = bool(adapter_layers(model))
+    folder = directory / ("adapter" if has_adapter else "model")
+    read = read_adapter if has_adapter else read_weights
+    weights: dict[str, Any] = {f"model.{name}": tensor for name, tensor in read(folder)}
+    expected = {
+        name
+        for name, _ in model.named_parameters()
+        if not has_adapter or is_adapter(name) or name.startswith(f"model.{SCALAR_HEAD}")
     }
-    missing = {name for name, _ in model.named_parameters()} ^ set(weights)
-    if missing:
+    if expected ^ set(weights):
         raise ValueError(
-            f"a checkpoint must hold the model's parameters, but {sorted(missing)[:5]} differ in "
-            f"{directory}; resume with the model it was made with"
+            f"a checkpoint must hold the model's parameters, but "
+            f"{sorted(expected ^ set(weights))[:5]} differ in {folder}; resume with the model and "
+            "adapters it was made with"
         )
     set_model_state_dict(
         model, weights, options=StateDictOptions(full_state_dict=True, strict=False)
     )
-    content = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    if not optimizers:  # the policy only scores
+        return state
+    content = {"optimizer": get_optimizer_state_dict(model, list(optimizers))}
     with _single_process_is_meant():
         dcp.load(content, checkpoint_id=directory / "optimizer")
-    set_optimizer_state_dict(model, optimizer, content["optimizer"])
+    set_optimizer_state_dict(model, list(optimizers), content["optimizer"])
     return state
 
 

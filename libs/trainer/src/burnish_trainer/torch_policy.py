@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,81 +12,124 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from burnish_distributed import RaggedBatch
-from burnish_distributed.collectives import all_gather_object, all_reduce
-from burnish_losses.reduce import Counts, Metric, combine_metrics, count, finalize, total
-from burnish_packing.torch import PackedBatch, empty_batch, pack_sequences, pad_sequences
+from burnish_distributed.collectives import rank
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from burnish_trainer.attention import ATTENTION, check_loaded, check_supported
 from burnish_trainer.checkpoint import load_checkpoint, save_checkpoint
-from burnish_trainer.optim import build_optimizer, warm_up
-from burnish_trainer.parallelize import full_tensor, shard_parameters
-from burnish_trainer.policy import LossFunction, NonFiniteGradientError
-from burnish_trainer.scoring import ScoringModel
-
-MicroBatches = Sequence[Sequence[int]]
-LAYOUTS = ("packed", "padded", "fixed")
+from burnish_trainer.loading import load_model
+from burnish_trainer.lora import merged_weights
+from burnish_trainer.nonfinite import describe, find_culprits, is_finite
+from burnish_trainer.offload import move
+from burnish_trainer.optim import build_optimizers, schedule_factor, set_learning_rate
+from burnish_trainer.parallelize import compile_layers, full_tensor, shard_parameters
+from burnish_trainer.passes import Work, accumulate, prepare, score, summarize
+from burnish_trainer.policy import Head, LossFunction, MicroBatches, NonFiniteGradientError
+from burnish_trainer.reference import Reference
+from burnish_trainer.scoring import OUTPUTS, Request, ScoringModel
 
 
 class TorchPolicy:
-    """A transformers causal language model that is trained. See `Policy` for its methods.
+    """A transformers model that is trained. See `Policy` for its methods.
 
     Args:
         model: folder of a Hugging Face checkpoint.
-        learning_rate: of the optimizer, after the warm-up.
-        optimizer: dotted path of its class.
+        learning_rate: of the optimizer, at the schedule's highest point. None: nothing is trained,
+            the policy only scores (a reference or a teacher in a worker group of its own).
+        head: ``language``, ``value`` (a number a token) or ``reward`` (one a sequence). The last
+            two get a new head, drawn from ``seed``, if the checkpoint has none.
+        optimizer: dotted path of its class; see `burnish_trainer.optim`.
         optimizer_args: its further arguments.
-        warmup_steps: steps of linear warm-up.
-        max_grad_norm: gradients are scaled down to this global 2-norm.
+        schedule: dotted path of a function of `burnish_trainer.schedules`' form.
+        schedule_args: its further arguments, such as ``num_steps`` and ``warmup_steps``.
+        max_grad_norm: gradients are scaled down to this global 2-norm; None: never.
+        on_nonfinite: on a gradient that is NaN or infinite, ``stop`` with an error, or ``skip`` the
+            step with a warning; either names the sequences.
+        frozen: globs over Hugging Face names of parameters that are not trained.
+        lora: arguments of `peft.LoraConfig`: train adapters instead of the weights.
         dtype: of the computation. Weights, gradients and optimizer are float32 in any case: a step
             of 1e-6 is lost in a bfloat16 weight. Other than float32 it needs a process group.
         device: where to compute; by default the current CUDA device if there is one, else the CPU.
-        reference: also keep the weights the policy starts from, for `reference_logprobs`.
+        reference: for `reference_logprobs`, keep the weights the policy starts from, in the CPU's
+            memory. With adapters it is the model without them and costs nothing.
         gradient_checkpointing: recompute activations in the backward pass.
-        seed: of dropout.
+        cpu_offload: keep weights, gradients and optimizer in the CPU's memory and bring them to the
+            device layer by layer; needs a GPU.
+        compile: compile the parts of every layer but its attention (torch.compile, dynamic shapes).
+        seed: of dropout, which depends on it, the step and the rank alone, and of new heads and
+            adapters.
 
     Raises:
-        ValueError: for a model that would not be computed exactly.
+        ValueError: for a model that would not be computed exactly, or arguments that do not fit it.
     """
 
     def __init__(
         self,
         model: str,
         *,
-        learning_rate: float,
+        learning_rate: float | None,
+        head: Head = "language",
         optimizer: str = "torch.optim.AdamW",
         optimizer_args: Mapping[str, Any] | None = None,
-        warmup_steps: int = 0,
-        max_grad_norm: float = 1.0,
+        schedule: str = "burnish_trainer.schedules.constant",
+        schedule_args: Mapping[str, Any] | None = None,
+        max_grad_norm: float | None = 1.0,
+        on_nonfinite: str = "stop",
+        frozen: Sequence[str] = (),
+        lora: Mapping[str, Any] | None = None,
         dtype: str = "float32",
         device: str | None = None,
         reference: bool = False,
         gradient_checkpointing: bool = False,
+        cpu_offload: bool = False,
+        compile: bool = False,
         seed: int = 0,
     ) -> None:
-        torch.manual_seed(seed)
         if dtype != "float32" and not torch.distributed.is_initialized():
             raise ValueError(
                 f"computing in {dtype} needs a process group (FSDP keeps the float32 weights), got "
                 "none; call burnish_distributed.initialize_process_group, also for one process"
             )
+        if on_nonfinite not in ("stop", "skip"):
+            raise ValueError(f"on_nonfinite must be stop or skip, got {on_nonfinite!r}")
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and self._device.index is not None:
             torch.cuda.set_device(self._device)
-        self._source = Path(model)
-        self._model = self._load_model(dtype, gradient_checkpointing)
-        self._reference = self._load_model(dtype).requires_grad_(False) if reference else None
-        self._optimizer = build_optimizer(
-            self._model.parameters(),
+        self._source, self._head, self._seed = Path(model), head, seed
+        self._cpu_offload = cpu_offload
+        self._max_grad_norm, self._on_nonfinite = max_grad_norm, on_nonfinite
+        self.num_steps = self.num_skipped_steps = 0
+        with self._randomness(0, of_rank=0):  # the same new weights on all ranks
+            loaded = load_model(
+                self._source,
+                head=head,
+                lora=lora,
+                frozen=frozen,
+                gradient_checkpointing=gradient_checkpointing,
+                seed=seed,
+            )
+        if learning_rate is None:
+            loaded.requires_grad_(False)
+        self._model = ScoringModel(loaded, head)
+        if not cpu_offload:
+            self._model.to(self._device)
+        if compile:
+            compile_layers(self._model)
+        shard_parameters(
+            self._model,
+            device=self._device,
+            compute_dtype=getattr(torch, dtype),
+            cpu_offload=cpu_offload,
+        )
+        self._reference = Reference(self._model) if reference else None
+        self._learning_rate = learning_rate
+        self._schedule, self._schedule_args = schedule, dict(schedule_args or {})
+        schedule_factor(self._schedule, 0, self._schedule_args)  # an error now, not in a step
+        self._optimizers = build_optimizers(
+            self._model,
             optimizer=optimizer,
             learning_rate=learning_rate,
             optimizer_args=optimizer_args,
         )
-        self._learning_rate = learning_rate
-        self._warmup_steps = warmup_steps
-        self._max_grad_norm = max_grad_norm
-        self.num_steps = 0
 
     def logprobs(
         self,
@@ -95,7 +140,9 @@ class TorchPolicy:
         temperature: float = 1.0,
     ) -> npt.NDArray[np.float32]:
         """float32 [T] log-probs aligned to tokens; 0 where ``token_mask`` is False."""
-        return _score(self._model, batch, micro_batches, layout, temperature)
+        self._check_head("language")
+        request = Request(temperature=temperature)
+        return score(self._model, batch, micro_batches, layout, request)["logprobs"]
 
     def reference_logprobs(
         self,
@@ -108,7 +155,39 @@ class TorchPolicy:
         """`logprobs` under the weights the policy started from."""
         if self._reference is None:
             raise ValueError("reference log-probs need a policy built with reference=True")
-        return _score(self._reference, batch, micro_batches, layout, temperature)
+        with self._reference.swapped_in():
+            return self.logprobs(batch, micro_batches, layout=layout, temperature=temperature)
+
+    def topk_logprobs(
+        self,
+        batch: RaggedBatch,
+        micro_batches: MicroBatches,
+        k: int,
+        *,
+        layout: str = "packed",
+        temperature: float = 1.0,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Ids and log-probs [T, k] of the likeliest tokens in the place of each trained token."""
+        self._check_head("language")
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        request = Request(temperature=temperature, top_k=k)
+        outputs = score(self._model, batch, micro_batches, layout, request)
+        return outputs["topk_ids"], outputs["topk_logprobs"]
+
+    def values(
+        self, batch: RaggedBatch, micro_batches: MicroBatches, *, layout: str = "packed"
+    ) -> npt.NDArray[np.float32]:
+        """float32 [T] of the value head, aligned to tokens; 0 where ``token_mask`` is False."""
+        self._check_head("value")
+        return score(self._model, batch, micro_batches, layout, Request())["values"]
+
+    def scores(
+        self, batch: RaggedBatch, micro_batches: MicroBatches, *, layout: str = "packed"
+    ) -> npt.NDArray[np.float32]:
+        """float32 [N] of the reward head, one a sequence."""
+        self._check_head("reward")
+        return score(self._model, batch, micro_batches, layout, Request())["scores"]
 
     def train_step(
         self,
@@ -118,181 +197,135 @@ class TorchPolicy:
         *,
         layout: str = "packed",
         temperature: float = 1.0,
+        with_entropy: bool = False,
     ) -> dict[str, float]:
         """One optimizer step on the whole global batch.
+
+        Args:
+            with_entropy: give the loss the differentiable column ``entropies`` [T].
 
         Returns:
             The loss's metrics over the whole batch, ``train/loss``, ``train/grad_norm`` (before
             clipping), ``train/learning_rate``, ``train/num_tokens`` and ``train/num_sequences``
-            (trained ones).
+            (trained ones), ``train/skipped`` (1 if the step was left out for its gradient).
 
         Raises:
-            ValueError: if no token of the whole batch is trained.
+            ValueError: if nothing of the whole batch is trained, or the policy only scores.
             NonFiniteGradientError: if the gradient is NaN or infinite; nothing has changed.
         """
-        _check_plan(batch, micro_batches, layout)
-        counts = _global_counts(batch, self._model.device())
+        if self._learning_rate is None:
+            raise ValueError("training needs a policy built with a learning_rate, got None")
+        request = Request(temperature=temperature, with_entropy=with_entropy)
+        work = prepare(batch, micro_batches, loss_fn, layout, request)
         self._model.train()
-        self._optimizer.zero_grad()  # a step that raised may have left gradients behind
-        parts: list[Mapping[str, Metric]] = []
-        loss_sum = torch.zeros((), dtype=torch.float64)
-        for indices in micro_batches:
-            micro_batch = batch.select(indices)
-            model_batch = _lay_out(micro_batch, layout).to(self._model.device())
-            logprobs = model_batch.scatter(self._model(model_batch, temperature))
-            if indices:
-                output = loss_fn(logprobs, _columns(micro_batch, logprobs.device))
-                loss = total(output.terms, counts)
-                parts.append(output.metrics)
-            else:  # nothing to train, but the other ranks wait in the collectives of the backward
-                loss = logprobs.sum()
-            loss.backward()
-            loss_sum += loss.detach().double().cpu()
+        self._model.zero_grad()  # a step that raised may have left gradients behind
+        with self._randomness(self.num_steps + 1):
+            loss_sum, parts = accumulate(self._model, work, backward=True)
         grad_norm = self._clip_gradients()
-        if not np.isfinite(grad_norm):
-            self._optimizer.zero_grad()
-            raise NonFiniteGradientError(
-                f"gradients must be finite, got a norm of {grad_norm} with a loss of "
-                f"{float(all_reduce(loss_sum, 'sum'))} in step {self.num_steps}; look for NaN in "
-                "rewards, advantages or log-probs. The weights are as before the step"
-            )
-        learning_rate = warm_up(self._learning_rate, self.num_steps, self._warmup_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        skipped = not is_finite(grad_norm)
+        if skipped:
+            self._report_nonfinite(work)
+        rate = set_learning_rate(
+            self._optimizers,
+            self._learning_rate,
+            self._schedule,
+            self.num_steps,
+            self._schedule_args,
+        )
+        for optimizer in () if skipped else self._optimizers:
+            optimizer.step()
+        self._model.zero_grad()
         self.num_steps += 1
-        return _reduce_metrics(parts, counts) | {
-            "train/loss": float(all_reduce(loss_sum, "sum")),
+        return summarize("train", work, loss_sum, parts) | {
             "train/grad_norm": grad_norm,
-            "train/learning_rate": learning_rate,
-            "train/num_tokens": float(counts["tokens"]),
-            "train/num_sequences": float(counts["sequences"]),
+            "train/learning_rate": rate,
+            "train/skipped": float(skipped),
         }
 
+    def evaluate(
+        self,
+        batch: RaggedBatch,
+        micro_batches: MicroBatches,
+        loss_fn: LossFunction,
+        *,
+        layout: str = "packed",
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+    ) -> dict[str, float]:
+        """The loss's metrics over the whole global batch, without dropout; nothing is changed.
+
+        Returns:
+            The loss's metrics, ``validation/loss``, ``validation/num_tokens`` and
+            ``validation/num_sequences``.
+        """
+        request = Request(temperature=temperature, with_entropy=with_entropy)
+        work = prepare(batch, micro_batches, loss_fn, layout, request)
+        self._model.eval()
+        with torch.no_grad():
+            loss_sum, parts = accumulate(self._model, work, backward=False)
+        return summarize("validation", work, loss_sum, parts)
+
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, full tensor) pairs; tied tensors once. A collective."""
-        for name, parameter in self._model.named_weights():
-            yield name, full_tensor(parameter)
+        """(Hugging Face name, full tensor) pairs, adapters merged; tied ones once. A collective."""
+        yield from merged_weights(self._model.model)
+
+    def offload(self) -> None:
+        """Weights and optimizer to the CPU's memory, and the device's freed."""
+        move(self._model, self._optimizers, torch.device("cpu"))
+
+    def onload(self) -> None:
+        """Weights and optimizer back to the device, unless ``cpu_offload`` keeps them off it."""
+        if self._cpu_offload:
+            return
+        move(self._model, self._optimizers, self._device)
 
     def save(self, directory: Path, state: Mapping[str, Any]) -> None:
         """Write weights (Hugging Face form), optimizer and ``state``; atomic. A collective."""
         save_checkpoint(
             directory,
-            weights=self.named_weights(),
             source=self._source,
             model=self._model,
-            optimizer=self._optimizer,
+            optimizers=self._optimizers,
             state={**state, "num_optimizer_steps": self.num_steps},
         )
 
     def load(self, directory: Path) -> dict[str, Any]:
         """Take weights and optimizer from a checkpoint of `save`. A collective."""
-        state = load_checkpoint(directory, model=self._model, optimizer=self._optimizer)
+        state = load_checkpoint(directory, model=self._model, optimizers=self._optimizers)
         self.num_steps = int(state["num_optimizer_steps"])
         return state
 
-    def _load_model(self, dtype: str, gradient_checkpointing: bool = False) -> ScoringModel:
-        config = AutoConfig.from_pretrained(self._source)
-        check_supported(config)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            self._source,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=ATTENTION,
-            output_loading_info=True,
-        )
-        model, info = loaded
-        check_loaded(info, self._source)
-        if gradient_checkpointing:
-            model.gradient_checkpointing_enable()
-        scoring = ScoringModel(model)
-        scoring.to(self._device)
-        shard_parameters(scoring, device=self._device, compute_dtype=getattr(torch, dtype))
-        return scoring
+    def _report_nonfinite(self, work: Work) -> None:
+        """Name what made the gradient not finite, as an error or as a warning."""
+        with self._randomness(self.num_steps + 1):
+            culprits = find_culprits(self._model, work)
+        message = describe(culprits, self.num_steps)
+        if self._on_nonfinite == "stop":
+            raise NonFiniteGradientError(message)
+        self.num_skipped_steps += 1
+        if rank() == 0:
+            warnings.warn(f"step skipped: {message}", stacklevel=3)
 
     def _clip_gradients(self) -> float:
         parameters = [p for p in self._model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        torch.nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
         return float(full_tensor(norm))
 
+    @contextmanager
+    def _randomness(self, step: int, of_rank: int | None = None) -> Iterator[None]:
+        """Dropout that depends on seed, step and rank alone: no state to save, none disturbed."""
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            entropy = [self._seed, step, rank() if of_rank is None else of_rank]
+            words = np.random.SeedSequence(entropy).generate_state(2)
+            torch.manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
+            yield
 
-def _check_plan(batch: RaggedBatch, micro_batches: MicroBatches, layout: str) -> None:
-    """ValueError unless each sequence is planned once, in a layout that is known."""
-    planned = sorted(i for indices in micro_batches for i in indices)
-    if not micro_batches or planned != list(range(batch.num_sequences)):
-        raise ValueError(
-            f"micro-batches must name each of the {batch.num_sequences} sequences exactly once, "
-            f"got {len(planned)} entries for {len(set(planned))}; make them from this batch"
-        )
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-
-
-def _lay_out(batch: RaggedBatch, layout: str) -> PackedBatch:
-    """One micro-batch as one model call; prefixes that columns name are stored once."""
-    if batch.num_sequences == 0:
-        return empty_batch()
-    token_ids = torch.tensor(batch.token_columns["token_ids"], dtype=torch.int64)
-    token_mask = torch.tensor(batch.token_columns["token_mask"], dtype=torch.bool)
-    if layout != "packed":
-        return pad_sequences(token_ids, batch.lengths, token_mask=token_mask)
-    columns = batch.sequence_columns
-    return pack_sequences(
-        token_ids,
-        batch.lengths,
-        token_mask=token_mask,
-        prefix_ids=columns.get("prefix_ids"),
-        prefix_lengths=columns.get("prefix_lengths"),
-    )
-
-
-def _columns(batch: RaggedBatch, device: torch.device) -> dict[str, Tensor]:
-    columns = {name: torch.tensor(column) for name, column in batch.token_columns.items()}
-    columns["cu_seqlens"] = torch.tensor(batch.offsets, dtype=torch.int32)
-    return {name: column.to(device) for name, column in columns.items()}
-
-
-def _score(
-    model: ScoringModel,
-    batch: RaggedBatch,
-    micro_batches: MicroBatches,
-    layout: str,
-    temperature: float,
-) -> npt.NDArray[np.float32]:
-    _check_plan(batch, micro_batches, layout)
-    model.eval()
-    offsets = batch.offsets
-    result = np.zeros(batch.num_tokens, dtype=np.float32)
-    with torch.no_grad():
-        for indices in micro_batches:
-            model_batch = _lay_out(batch.select(indices), layout).to(model.device())
-            scores = model_batch.scatter(model(model_batch, temperature)).cpu().numpy()
-            start = 0
-            for i in indices:
-                length = int(batch.lengths[i])
-                result[offsets[i] : offsets[i + 1]] = scores[start : start + length]
-                start += length
-    return result
-
-
-def _global_counts(batch: RaggedBatch, device: torch.device) -> dict[str, int]:
-    """What the batch holds over all ranks, by unit."""
-    local = count(_columns(batch, torch.device("cpu")))
-    summed = all_reduce(torch.tensor(list(local.values()), device=device), "sum")
-    counts = dict(zip(local, summed.tolist(), strict=True))
-    if counts["tokens"] == 0:
-        raise ValueError(
-            "a training batch must hold at least one trained token, got none on any rank; "
-            "skip batches without any"
-        )
-    return counts
-
-
-def _reduce_metrics(parts: Sequence[Mapping[str, Metric]], counts: Counts) -> dict[str, float]:
-    local = {
-        name: Metric(metric.value.detach().cpu(), metric.unit, metric.reduction)
-        for name, metric in combine_metrics(parts).items()
-    }
-    return finalize(combine_metrics(all_gather_object(local)), counts)
+    def _check_head(self, head: str) -> None:
+        if self._head != head:
+            raise ValueError(
+                f"{OUTPUTS[head]} must come from a policy with a {head} head, got one with a "
+                f"{self._head} head; build it with head={head!r}"
+            )

@@ -120,13 +120,14 @@ class PackedBatch:
         )
 
     def scatter(self, scored: Tensor) -> Tensor:
-        """Put scores [M] back at their tokens: [T], 0 elsewhere; differentiable."""
-        if scored.shape != self.labels.shape:
+        """Put scores [M, ...] back at their tokens: [T, ...], 0 elsewhere; differentiable."""
+        if scored.shape[:1] != self.labels.shape:
             raise ValueError(
-                f"scored must have the shape of labels, {tuple(self.labels.shape)}, "
+                f"scored must have a row for each of labels, {tuple(self.labels.shape)}, "
                 f"got {tuple(scored.shape)}; score the hidden states at score_positions"
             )
-        return scored.new_zeros(sum(self.lengths)).index_copy(0, self.target_positions, scored)
+        zeros = scored.new_zeros(sum(self.lengths), *scored.shape[1:])
+        return zeros.index_copy(0, self.target_positions, scored)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
         """The same batch with its tensors on `device`; `non_blocking` as in `Tensor.to`."""

@@ -1,0 +1,89 @@
+"""A checkpoint folder as a model that is computed exactly, with its head and adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from burnish_packing.torch.attention import attention_forward
+from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from burnish_trainer.freezing import freeze
+from burnish_trainer.heads import (
+    SCALAR_HEAD,
+    auto_class,
+    check_language_head,
+    check_loaded,
+    head_overrides,
+    reset_head,
+)
+from burnish_trainer.images import check_vision
+from burnish_trainer.lora import add_lora
+
+ATTENTION = "burnish_packed"
+LAYERS = {"full_attention", "sliding_attention"}
+
+# No mask function is registered with it, so transformers builds no mask of its own.
+AttentionInterface.register(ATTENTION, attention_forward)
+
+
+def load_model(
+    source: Path,
+    *,
+    head: str = "language",
+    lora: Mapping[str, Any] | None = None,
+    frozen: Sequence[str] = (),
+    gradient_checkpointing: bool = False,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """A model on the CPU in float32 that attends over packs; see `TorchPolicy` for the arguments.
+
+    Raises:
+        ValueError: for a model that would not be computed exactly, weights that are not those of
+            the config, a pattern that freezes nothing.
+    """
+    config = AutoConfig.from_pretrained(source, **head_overrides(head))
+    check_supported(config)
+    loaded: Any = auto_class(config, head).from_pretrained(
+        source,
+        config=config,
+        dtype=torch.float32,
+        # By part: a vision tower attends within images, which its own lengths keep apart. A part
+        # that is not named keeps its default, so the text model's is named too.
+        attn_implementation={"": ATTENTION, "text_config": ATTENTION, "vision_config": "sdpa"}
+        if getattr(config, "vision_config", None) is not None
+        else ATTENTION,
+        output_loading_info=True,
+    )
+    model, info = loaded
+    missing = check_loaded(info, source, head)
+    if any(name.startswith(SCALAR_HEAD) for name in missing):
+        reset_head(model, seed)
+    if head == "language":
+        check_language_head(model)
+    if lora is not None:
+        add_lora(model, lora)
+    if frozen:
+        freeze(model, frozen)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    return model
+
+
+def check_supported(config: PreTrainedConfig) -> None:
+    """Refuse models that would not be computed exactly, before their weights are read.
+
+    Raises:
+        ValueError: if the model has layers other than full and sliding attention (state-space and
+            linear-attention layers carry state from one packed sequence into the next), or images
+            in a form that is not known.
+    """
+    check_vision(config)
+    layers = set(getattr(config.get_text_config(), "layer_types", None) or LAYERS)
+    if layers - LAYERS:
+        raise ValueError(
+            f"every layer must be full or sliding attention, got {sorted(layers - LAYERS)} in a "
+            f"{config.model_type!r} model; use a model family with attention only"
+        )
