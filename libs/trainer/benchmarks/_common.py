@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -88,7 +89,9 @@ def peak_mib() -> float:
 def in_own_process(script: str, *arguments: str) -> dict[str, Any]:
     """Run ``script`` again as one contender; the JSON of its last line."""
     command = [sys.executable, script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Large tensors in huge pages: without, the system hands out and takes back small ones all along.
+    environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -286,13 +286,18 @@ class TorchPolicy:
             source=self._source,
             model=self._model,
             optimizers=self._optimizers,
-            state={**state, "num_optimizer_steps": self.num_steps},
+            state={
+                **state,
+                "num_optimizer_steps": self.num_steps,
+                "num_skipped_steps": self.num_skipped_steps,
+            },
         )
 
     def load(self, directory: Path) -> dict[str, Any]:
         """Take weights and optimizer from a checkpoint of `save`. A collective."""
         state = load_checkpoint(directory, model=self._model, optimizers=self._optimizers)
         self.num_steps = int(state["num_optimizer_steps"])
+        self.num_skipped_steps = int(state.get("num_skipped_steps", 0))
         return state
 
     def _report_nonfinite(self, work: Work) -> None:
