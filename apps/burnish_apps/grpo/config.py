@@ -252,10 +252,10 @@ class GrpoConfig(Section):
             return [f"resume_from: {checkpoint}/state.json cannot be read, {cause(error)}"]
         kinds = {"step": int, "weight_version": int, "loader": dict}
         lacks = [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]
-        lacks += [name for name in ("model", "optimizer") if not (checkpoint / name).is_dir()]
+        lacks += [] if (checkpoint / "model").is_dir() else ["model"]
         if lacks or not isinstance(done, int):
             return [
-                f"resume_from: a checkpoint must hold the folders model and optimizer, and step, "
+                f"resume_from: a checkpoint must hold the folder model, and step, "
                 f"weight_version and loader in state.json, got {checkpoint} without "
                 f"{', '.join(lacks)}; name another"
             ]

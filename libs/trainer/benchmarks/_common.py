@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -66,12 +67,17 @@ def model_flops(model: Any, lengths: Sequence[int]) -> float:
     return 6 * num_parameters * sum(lengths) + 12 * width * config.num_hidden_layers * pairs
 
 
-def matmul_rate(size: int = 2048, repeats: int = 5) -> float:
-    """Operations a second of a large float32 matrix product: the best of several."""
+def matmul_rate(size: int = 2048, seconds: float = 3.0) -> float:
+    """Operations a second of a large float32 matrix product: the median over some seconds.
+
+    The best of a few would be the rate of a processor at rest, which a long step never sees.
+    """
     a, b = torch.randn(size, size), torch.randn(size, size)
     out = torch.empty(size, size)
-    best = min(timed(lambda: torch.mm(a, b, out=out)) for _ in range(repeats + 1))
-    return 2 * size**3 / best
+    durations: list[float] = []
+    while sum(durations) < seconds:
+        durations.append(timed(lambda: torch.mm(a, b, out=out)))
+    return 2 * size**3 / statistics.median(durations)
 
 
 def timed(function: Callable[[], Any]) -> float:
@@ -89,7 +95,7 @@ def peak_mib() -> float:
 def in_own_process(script: str, *arguments: str) -> dict[str, Any]:
     """Run ``script`` again as one contender; the JSON of its last line."""
     command = [sys.executable, script, *arguments]
-    # Large tensors in huge pages: without, the system hands out and takes back small ones all along.
+    # Large tensors in huge pages: small ones are handed out and taken back all along.
     environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:

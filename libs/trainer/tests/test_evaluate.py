@@ -168,13 +168,12 @@ def test_the_global_random_state_is_left_alone(dropping: str, settings: dict[str
 
 
 def test_a_policy_without_a_learning_rate_only_scores(checkpoint: str, tmp_path: Path) -> None:
-    scorer = TorchPolicy(checkpoint, learning_rate=None, reference=True)
+    scorer = TorchPolicy(checkpoint, learning_rate=None)
     trainer = TorchPolicy(checkpoint, learning_rate=1e-2)
     with pytest.raises(ValueError, match="training needs a policy built with a learning_rate"):
         scorer.train_step(a_batch(), SLOTS, weighted_nll)
     expected = trainer.logprobs(a_batch(), SLOTS)
     np.testing.assert_array_equal(scorer.logprobs(a_batch(), SLOTS), expected)
-    np.testing.assert_array_equal(scorer.reference_logprobs(a_batch(), SLOTS), expected)
     assert "validation/loss" in scorer.evaluate(a_batch(), SLOTS, weighted_nll)
     trainer.train_step(a_batch(), SLOTS, weighted_nll)
     trainer.save(tmp_path / "step_000001", {"step": 1})

@@ -479,3 +479,29 @@ def test_empty_slots_change_nothing(checkpoint: str, head: str) -> None:
     assert runs[0][0] == runs[1][0]
     for name, tensor in runs[0][1].items():
         assert torch.equal(tensor, runs[1][1][name]), name
+
+
+def test_a_value_head_starts_from_a_reward_heads_weight(
+    reward_checkpoint: str, value_checkpoint: str
+) -> None:
+    own = AutoModelForSequenceClassification.from_pretrained(reward_checkpoint)
+    got = dict(build(reward_checkpoint, "value").named_weights())
+    assert torch.equal(got["score.weight"], own.score.weight)
+    assert got["score.bias"].tolist() == [0]
+    with pytest.raises(ValueError, match=r"a reward head has no bias, got score\.bias"):
+        build(value_checkpoint, "reward")
+
+
+def test_a_reward_head_counts_whole_sequences(checkpoint: str) -> None:
+    def squares(scores: Tensor, columns: Mapping[str, Tensor]) -> LossOutput:
+        return LossOutput((Term(scores.square().sum(), "sequences"),), {})
+
+    batch = recorded_batch()
+    unmasked = RaggedBatch(batch.lengths, {"token_ids": batch.token_columns["token_ids"]})
+    off = {**batch.token_columns, "token_mask": np.zeros(batch.num_tokens, dtype=bool)}
+    judge = build(checkpoint, "reward")
+    expected = float(np.square(judge.scores(unmasked, ONE)).mean())
+    for columns in (unmasked.token_columns, batch.token_columns, off):
+        metrics = judge.evaluate(RaggedBatch(batch.lengths, columns), SPLIT, squares)
+        assert metrics["validation/loss"] == pytest.approx(expected, rel=1e-5)
+        assert metrics["validation/num_sequences"] == 6

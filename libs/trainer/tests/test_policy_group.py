@@ -277,7 +277,7 @@ def test_a_non_finite_gradient_is_told_and_harms_nothing(
     plan = plan_for(batch, group.num_ranks, 64)
     bad = np.where(np.arange(batch.num_tokens) == 8, np.nan, batch.token_columns["advantages"])
     assert batch.token_columns["token_mask"][8]
-    with pytest.raises(WorkerError, match="of policy raised NonFiniteGradientError: gradients"):
+    with pytest.raises(WorkerError, match="raised NonFiniteGradientError: loss and gradients"):
         group.train_step(batch.with_token_column("advantages", bad), plan, weighted_nll)
     got = three_steps(group, plan)
     assert_equal_run(got, expected, dict(alone.named_weights()))
@@ -418,7 +418,7 @@ def raised(function, *arguments, **kwargs):
 def main(folder, arguments):
     deletions = []
     delete = policy_group.delete_old_checkpoints
-    policy_group.delete_old_checkpoints = lambda *a: (deletions.append(a), delete(*a))
+    policy_group.delete_old_checkpoints = lambda *a, **k: (deletions.append(a), delete(*a, **k))
     batch, plan = recorded_batch(), plan_for(recorded_batch(), 2, 20)
     odd = HandMade([[(6, 2), (5,)], [(0, 4), (3, 1)]])
     group = PolicyGroup(arguments, launcher="torchrun", num_ranks=2)
@@ -445,6 +445,8 @@ def main(folder, arguments):
 
     head = arguments | {"head": "reward", "reference": False}
     found["scores"] = PolicyGroup(head, launcher="torchrun").scores(batch, odd)
+    found["published"] = raised(group.publish_weights)
+    found["weights"] = {name: tensor.clone() for name, tensor in group.named_weights()}
     found["ray"] = "ray" in sys.modules
     torch.save(found, folder / f"rank_{rank()}.pt")
     group.close()
@@ -477,7 +479,12 @@ def torchrun(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> list[
     )
     assert done.returncode == 0, done.stderr[-5000:]
     found = [torch.load(folder / f"rank_{i}.pt", weights_only=False) for i in range(2)]
-    found[0]["weights"] = dict(read_weights(folder / "step_3" / "model"))
+    saved = dict(read_weights(folder / "step_3" / "model"))
+    for rank_found in found:
+        published = rank_found["published"]
+        assert "through Ray, got a group without; iterate over named_weights" in published
+        assert saved.keys() == rank_found["weights"].keys()
+        assert all(torch.equal(saved[n], t) for n, t in rank_found["weights"].items())
     return found
 
 
@@ -546,5 +553,21 @@ def test_torchrun_that_started_nothing_or_other_ranks(
 
 
 def test_a_launcher_that_is_none() -> None:
-    with pytest.raises(ValueError, match="launcher must be ray or torchrun, got 'slurm'"):
+    with pytest.raises(ValueError, match="launcher must be ray, torchrun or local, got 'slurm'"):
         PolicyGroup({"model": "/nowhere"}, launcher="slurm")  # type: ignore[arg-type]
+
+
+def test_a_local_group_is_the_policy_itself(
+    checkpoint: str, alone: TorchPolicy, expected: Run, tmp_path: Path
+) -> None:
+    batch, plan = recorded_batch(), plan_for(recorded_batch(), 1, 64)
+    group = PolicyGroup(POLICY | {"model": checkpoint}, launcher="local")
+    np.testing.assert_allclose(group.logprobs(batch, plan), alone.logprobs(batch, ALL), atol=1e-5)
+    metrics, *_ = [group.train_step(batch, plan, weighted_nll) for _ in range(3)]
+    weights = {name: tensor.clone() for name, tensor in group.named_weights()}
+    assert_equal_run((metrics, weights), expected, dict(alone.named_weights()))
+    group.save(str(tmp_path / "step_1"), {"step": 1}, keep=1)
+    assert group.load(str(tmp_path / "step_1"))["step"] == 1
+    group.close()
+    with pytest.raises(ValueError, match="one rank, got num_ranks=2"):
+        PolicyGroup({"model": "/nowhere"}, launcher="local", num_ranks=2)

@@ -305,7 +305,8 @@ def test_latest_checkpoint_passes_over_incomplete_ones(checkpoint: str, tmp_path
 def test_failed_save_leaves_the_previous_checkpoint(
     checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = sgd_policy(checkpoint)
+    policy = TorchPolicy(checkpoint, learning_rate=0.1)
+    policy.train_step(recorded_batch(), ONE, weighted_nll)
     policy.save(tmp_path / "step_000001", {"step": 1})
 
     def disk_full(*args: Any, **kwargs: Any) -> None:

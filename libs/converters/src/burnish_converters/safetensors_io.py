@@ -23,6 +23,10 @@ COMPANION_FILES = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
 INDEX = "model.safetensors.index.json"
 

@@ -10,7 +10,7 @@ All three are transformers' own classes, so what is saved is read by `from_pretr
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -120,6 +120,11 @@ def check_loaded(info: Mapping[str, Any], source: Path, head: str) -> list[str]:
         wrong["unexpected_keys"] = [
             n for n in wrong["unexpected_keys"] if not n.startswith("lm_head.")
         ]
+    if head == "reward" and f"{SCALAR_HEAD}bias" in wrong["unexpected_keys"]:
+        raise ValueError(
+            f"a reward head has no bias, got {SCALAR_HEAD}bias in {source}, a value model; train "
+            "the reward model from its language model"
+        )
     if any(wrong.values()):
         told = "; ".join(f"{kind}: {names[:3]}" for kind, names in wrong.items() if names)
         raise ValueError(
@@ -129,17 +134,19 @@ def check_loaded(info: Mapping[str, Any], source: Path, head: str) -> list[str]:
     return missing
 
 
-def reset_head(model: PreTrainedModel, seed: int) -> None:
+def reset_head(model: PreTrainedModel, missing: Sequence[str], seed: int) -> None:
     """Give a new value or reward head its first weights, from a seed: normal, of std 1/sqrt(D).
 
     As TRL and Stiennon et al. 2020 ("Learning to summarize from human feedback", appendix B) do.
+    What is not missing stays: a value head made from a reward head has its weight, and a bias of 0.
     """
     head: Any = model.score
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        width = head.weight.shape[1]
-        head.weight.copy_(torch.randn(head.weight.shape, generator=generator) / (width + 1) ** 0.5)
-        if head.bias is not None:
+        if f"{SCALAR_HEAD}weight" in missing:
+            size = head.weight.shape
+            head.weight.copy_(torch.randn(size, generator=generator) / (size[1] + 1) ** 0.5)
+        if f"{SCALAR_HEAD}bias" in missing:
             head.bias.zero_()
 
 

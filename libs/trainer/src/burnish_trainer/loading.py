@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from burnish_trainer.heads import (
     reset_head,
 )
 from burnish_trainer.images import check_vision
-from burnish_trainer.lora import add_lora
+from burnish_trainer.lora import BASE, add_lora, is_adapter
 
 ATTENTION = "burnish_packed"
 LAYERS = {"full_attention", "sliding_attention"}
@@ -59,10 +60,10 @@ def load_model(
     )
     model, info = loaded
     missing = check_loaded(info, source, head)
-    if any(name.startswith(SCALAR_HEAD) for name in missing):
-        reset_head(model, seed)
     if head == "language":
         check_language_head(model)
+    else:
+        reset_head(model, missing, seed)
     if lora is not None:
         add_lora(model, lora)
     if frozen:
@@ -70,6 +71,22 @@ def load_model(
     if gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Whether two models are the same: a hash over some values of every weight.
+
+    Adapters and a value or reward head are left out: they are drawn from a seed.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        if is_adapter(name) or name.startswith(SCALAR_HEAD):
+            continue
+        values = parameter.detach().flatten()
+        places = torch.linspace(0, max(len(values) - 1, 0), 256, dtype=torch.float64).long()
+        digest.update(name.replace(BASE, ".").encode() + str(list(parameter.shape)).encode())
+        digest.update(values[places].numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def check_supported(config: PreTrainedConfig) -> None:

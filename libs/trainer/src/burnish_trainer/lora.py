@@ -6,6 +6,8 @@ names, `W + scaling * B A` in float32, by `burnish_converters.lora`.
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,8 +30,9 @@ PEFT_PREFIX = "base_model.model."
 TAKEN = {
     *("r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-    *("fan_in_fan_out", "task_type", "base_model_name_or_path", "revision", "inference_mode"),
+    *("fan_in_fan_out", "task_type", "base_model_name_or_path", "revision"),
 }
+MEANING = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
 NEUTRAL = {"bias": ("none",), "init_lora_weights": (True, False, "gaussian")}
 
 
@@ -150,7 +153,16 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         yield f"{prefix}.{rest}" if base else name, weight
 
 
-def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+def adapter_identity(model: PreTrainedModel) -> dict[str, Any]:
+    """What makes adapters mean the same on a model, as JSON values."""
+    if not adapter_layers(model):
+        return {"lora": False}
+    config: Any = model.peft_config[ADAPTER]
+    values = {f"lora.{name}": getattr(config, name) for name in MEANING}
+    return {"lora": True, **json.loads(json.dumps(values))}
+
+
+def save_adapter(model: PreTrainedModel, folder: Path, *, source: Path) -> None:
     """Write adapters and a new head in the form that peft reads. A collective.
 
     Nothing is written for a model without adapters.
@@ -165,7 +177,8 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     if rank() == 0:
         folder.mkdir(parents=True)
         save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        config: Any = model.peft_config[ADAPTER]
+        config: Any = copy.copy(model.peft_config[ADAPTER])
+        config.base_model_name_or_path = config.base_model_name_or_path or str(source)
         config.save_pretrained(folder)
 
 

@@ -82,9 +82,8 @@ def describe(culprits: Sequence[Culprit], step: int) -> str:
     )
     more = f"; and {len(culprits) - 4} more" if len(culprits) > 4 else ""
     return (
-        f"gradients must be finite, got others in step {step} from {told}{more}. The weights are "
-        "as before the step; look at these sequences' rewards, advantages and log-probs, or pass "
-        "on_nonfinite='skip' to leave such steps out"
+        f"loss and gradients must be finite, got others in step {step} from {told}{more}. The "
+        "weights are as before the step; look at these sequences' rewards, advantages and log-probs"
     )
 
 

@@ -8,6 +8,7 @@ vectors go to AdamW beside it.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -125,11 +126,17 @@ def schedule_factor(schedule: str, step: int, schedule_args: Mapping[str, Any]) 
     """
     function = imported(schedule, "schedule", "burnish_trainer.schedules.cosine")
     try:
-        return float(function(step, **schedule_args))
-    except TypeError as error:
+        factor = float(function(step, **schedule_args))
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"schedule_args must be those of {schedule}, got {dict(schedule_args)}: {error}"
         ) from error
+    if not (math.isfinite(factor) and factor >= 0):
+        raise ValueError(
+            f"a schedule must give a finite factor of at least 0, got {factor} from {schedule} in "
+            f"step {step}"
+        )
+    return factor
 
 
 def imported(path: str, what: str, example: str) -> Callable[..., Any]:

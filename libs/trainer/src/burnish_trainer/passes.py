@@ -11,13 +11,24 @@ import numpy.typing as npt
 import torch
 from burnish_distributed import RaggedBatch
 from burnish_distributed.collectives import all_gather_object, all_reduce
-from burnish_losses.reduce import Metric, add_counts, combine_metrics, count, finalize, total
+from burnish_losses.reduce import (
+    LossOutput,
+    Metric,
+    add_counts,
+    combine_metrics,
+    count,
+    finalize,
+    total,
+)
 from torch import Tensor
 
+from burnish_trainer.checks import check_work
 from burnish_trainer.images import check_images, collect_images, has_images, rope_positions
-from burnish_trainer.layouts import check_plan, lay_out, loss_columns
+from burnish_trainer.layouts import lay_out, loss_columns
 from burnish_trainer.policy import LossFunction, MicroBatches
 from burnish_trainer.scoring import OUTPUTS, Request, ScoringModel
+
+COUNTED = {"token_mask", "pair_ids"}
 
 
 @dataclass(frozen=True)
@@ -33,19 +44,25 @@ class Work:
 
 
 def prepare(
+    model: ScoringModel,
     batch: RaggedBatch,
     micro_batches: MicroBatches,
     loss_fn: LossFunction,
     layout: str,
     request: Request,
 ) -> Work:
-    """Check the plan, and count the whole global batch before its first micro-batch.
+    """Check the batch, and count the whole global batch before its first micro-batch.
 
     Raises:
-        ValueError: if the plan is another batch's, or nothing is trained on any rank.
+        ValueError: if batch or plan are not as `check_work` wants them, or nothing is trained on
+            any rank.
     """
-    check_plan(batch, micro_batches, layout)
-    local = count(loss_columns(batch, torch.device("cpu")))
+    whole_sequences = model.head == "reward"
+    masked = not whole_sequences
+    check_work(batch, micro_batches, layout, model.model.config, masked=masked)
+    local = {"sequences": batch.num_sequences} if whole_sequences else {}
+    if masked or COUNTED & (batch.token_columns.keys() | batch.sequence_columns.keys()):
+        local = {**count(loss_columns(batch, torch.device("cpu"))), **local}
     counts = add_counts(all_gather_object(local))
     if not any(counts.values()):
         raise ValueError(
@@ -57,8 +74,8 @@ def prepare(
 
 def accumulate(
     model: ScoringModel, work: Work, *, backward: bool
-) -> tuple[Tensor, list[Mapping[str, Metric]]]:
-    """Run all micro-batches; this rank's part of the loss, float64, and the parts' metrics."""
+) -> tuple[float, list[Mapping[str, Metric]]]:
+    """Run all micro-batches; the loss of the whole global batch, and this rank's metrics."""
     parts: list[Mapping[str, Metric]] = []
     loss_sum = torch.zeros((), dtype=torch.float64, device=model.device())
     for indices in work.micro_batches:
@@ -67,7 +84,7 @@ def accumulate(
             loss.backward()
         loss_sum += loss.detach()
         parts += [metrics] if indices else []
-    return loss_sum.cpu(), parts
+    return float(all_reduce(loss_sum.cpu(), "sum")), parts
 
 
 def micro_batch_loss(
@@ -81,6 +98,11 @@ def micro_batch_loss(
         return torch.stack([value.sum() for value in outputs.values()]).sum(), {}
     main = outputs.pop(OUTPUTS[model.head])
     output = work.loss_fn(main, {**loss_columns(micro_batch, main.device), **outputs})
+    if not isinstance(output, LossOutput):
+        raise ValueError(
+            f"a loss must return a burnish_losses.reduce.LossOutput, got {type(output).__name__}; "
+            "return LossOutput((Term(sum, unit),), metrics)"
+        )
     return total(output.terms, work.counts), output.metrics
 
 
@@ -107,7 +129,7 @@ def score(
     request: Request,
 ) -> dict[str, npt.NDArray[Any]]:
     """Outputs of all micro-batches in the batch's own order, without gradients or dropout."""
-    check_plan(batch, micro_batches, layout)
+    check_work(batch, micro_batches, layout, model.model.config, masked=model.head != "reward")
     model.eval()
     parts: dict[str, list[npt.NDArray[Any]]] = {}
     with torch.no_grad():
@@ -128,7 +150,7 @@ def score(
 
 
 def summarize(
-    name: str, work: Work, loss_sum: Tensor, parts: Sequence[Mapping[str, Metric]]
+    name: str, work: Work, loss: float, parts: Sequence[Mapping[str, Metric]]
 ) -> dict[str, float]:
     """Metrics of the whole global batch: the loss's own by their rules, its loss and its counts."""
     local = {
@@ -136,7 +158,7 @@ def summarize(
         for metric_name, metric in combine_metrics(parts).items()
     }
     metrics = finalize(combine_metrics(all_gather_object(local)), work.counts)
-    metrics[f"{name}/loss"] = float(all_reduce(loss_sum, "sum"))
+    metrics[f"{name}/loss"] = loss
     for unit in ("tokens", "sequences", "pairs"):
         if unit in work.counts:
             metrics[f"{name}/num_{unit}"] = float(work.counts[unit])

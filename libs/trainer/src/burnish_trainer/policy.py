@@ -124,10 +124,10 @@ class Policy(Protocol):
         """Bring back what `offload` took away; the other methods need it there."""
         ...
 
-    def save(self, directory: Path, state: Mapping[str, Any]) -> None:
+    def save(self, directory: str | Path, state: Mapping[str, Any]) -> None:
         """Write a whole checkpoint to ``directory``, which appears only once it is complete."""
         ...
 
-    def load(self, directory: Path) -> dict[str, Any]:
+    def load(self, directory: str | Path) -> dict[str, Any]:
         """Take weights and optimizer from a checkpoint; returns the ``state`` saved with it."""
         ...

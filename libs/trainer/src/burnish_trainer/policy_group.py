@@ -1,13 +1,13 @@
 """The handle on all ranks of a policy: the driver gives whole batches and plans, no rank shows.
 
 The ranks are Ray workers, or the processes that torchrun started: then every process runs the same
-driver, and its `PolicyGroup` is the same object to it.
+driver, and its `PolicyGroup` is the same object to it. Or the only rank is this process.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -57,13 +57,10 @@ class PolicyWorker(TorchPolicy):
 
 
 class ThisRank:
-    """Under torchrun: what `WorkerGroup` is on Ray, with this process as one of the ranks."""
+    """What `WorkerGroup` is on Ray, with this process as one of the ranks, or the only one."""
 
-    def __init__(self, kwargs: Mapping[str, Any]) -> None:
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        if local < torch.cuda.device_count():  # all ranks of a node see all of its GPUs
-            torch.cuda.set_device(local)
-        self._policy = PolicyWorker(**kwargs)
+    def __init__(self, policy: TorchPolicy) -> None:
+        self.policy = policy
 
     def call(
         self, method: str, per_rank: Sequence[tuple[Any, ...]] | None = None, **kwargs: Any
@@ -75,7 +72,7 @@ class ThisRank:
                 "plan for as many ranks as there are"
             )
         arguments = () if per_rank is None else per_rank[rank()]
-        return all_gather_object(getattr(self._policy, method)(*arguments, **kwargs))
+        return all_gather_object(getattr(self.policy, method)(*arguments, **kwargs))
 
     def close(self) -> None:
         """Leave the process group."""
@@ -91,14 +88,15 @@ class PolicyGroup:
         num_ranks: data-parallel ranks (FSDP2 over all of them); under torchrun as many as it
             started, by default.
         launcher: ``ray``: start workers, needs `burnish-trainer[ray]`; ``torchrun``: this process
-            is a rank.
+            is a rank; ``local``: it is the only one, and computes in float32.
         name: what errors call the workers: a reference in a group of its own, say.
         environment: environment variables of Ray's workers (thread counts).
         num_cpus: cores Ray reserves for each rank.
         num_gpus: GPUs Ray reserves for each rank.
 
     Raises:
-        ValueError: if torchrun started another number of processes than ``num_ranks``, or none.
+        ValueError: if torchrun started another number of processes than ``num_ranks``, or none; for
+            more than one rank in this process.
     """
 
     def __init__(
@@ -106,19 +104,32 @@ class PolicyGroup:
         policy_args: Mapping[str, Any],
         *,
         num_ranks: int | None = None,
-        launcher: Literal["ray", "torchrun"] = "ray",
+        launcher: Literal["ray", "torchrun", "local"] = "ray",
         name: str = "policy",
         environment: Mapping[str, str] | None = None,
         num_cpus: float = 1.0,
         num_gpus: float = 0.0,
     ) -> None:
+        self._source = Path(policy_args["model"])
         if launcher == "torchrun":
             self.num_ranks = _started_by_torchrun(num_ranks)
-            self._group: Any = ThisRank(policy_args)
+            local = int(os.environ.get("LOCAL_RANK", "0"))
+            if local < torch.cuda.device_count():  # all ranks of a node see all of its GPUs
+                torch.cuda.set_device(local)
+            self._group: Any = ThisRank(PolicyWorker(**policy_args))
+            return
+        if launcher == "local":
+            if num_ranks not in (None, 1):
+                raise ValueError(
+                    f"the launcher local has one rank, got num_ranks={num_ranks}; use ray or "
+                    "torchrun"
+                )
+            self.num_ranks = 1
+            self._group = ThisRank(TorchPolicy(**policy_args))
             return
         if launcher != "ray":
             raise ValueError(
-                f"launcher must be ray or torchrun, got {launcher!r}; choose one of them"
+                f"launcher must be ray, torchrun or local, got {launcher!r}; choose one of them"
             )
         from burnish_distributed.workers import WorkerGroup
 
@@ -186,8 +197,22 @@ class PolicyGroup:
 
     def publish_weights(self) -> list[Any]:
         """References to the current weights, for `burnish_distributed.weight_transport`; on Ray."""
+        if isinstance(self._group, ThisRank):
+            raise ValueError(
+                "weights are published through Ray, got a group without; iterate over "
+                "named_weights, on all ranks"
+            )
         references: list[Any] = self._group.call("publish_weights")[0]
         return references
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(Hugging Face name, full tensor) pairs, to read; under torchrun on all ranks."""
+        if isinstance(self._group, ThisRank):
+            yield from self._group.policy.named_weights()
+            return
+        from burnish_distributed.weight_transport import get_weights
+
+        yield from get_weights(self.publish_weights())
 
     def offload(self) -> None:
         """Free the ranks' accelerators; see `Policy.offload`."""
@@ -197,22 +222,26 @@ class PolicyGroup:
         """Bring back what `offload` took away."""
         self._group.call("onload")
 
-    def save(self, directory: Path, state: Mapping[str, Any], *, keep: int | None = None) -> None:
+    def save(
+        self, directory: str | Path, state: Mapping[str, Any], *, keep: int | None = None
+    ) -> None:
         """Write a checkpoint; it appears once it is whole, and only then are older ones deleted.
 
         Args:
             directory: ``.../step_<number>``.
             state: JSON values to get back from `load`.
-            keep: how many checkpoints stay beside each other; all without it.
+            keep: how many checkpoints stay beside each other; all without it. One that the policy
+                was built from stays in any case.
         """
-        self._group.call("save", directory=directory.resolve(), state=dict(state))
+        folder = Path(directory).resolve()
+        self._group.call("save", directory=folder, state=dict(state))
         if keep is not None and rank() == 0:
-            delete_old_checkpoints(directory.parent, keep)
+            delete_old_checkpoints(folder.parent, keep, source=self._source)
         barrier()
 
-    def load(self, directory: Path) -> dict[str, Any]:
+    def load(self, directory: str | Path) -> dict[str, Any]:
         """Resume from a checkpoint; returns the state saved with it."""
-        states: list[dict[str, Any]] = self._group.call("load", directory=directory.resolve())
+        states: list[dict[str, Any]] = self._group.call("load", directory=Path(directory).resolve())
         return states[0]
 
     def close(self) -> None:

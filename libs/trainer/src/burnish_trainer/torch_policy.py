@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ from burnish_distributed.collectives import rank
 from torch import Tensor
 
 from burnish_trainer.checkpoint import load_checkpoint, save_checkpoint
-from burnish_trainer.loading import load_model
-from burnish_trainer.lora import merged_weights
+from burnish_trainer.checks import check_arguments, chosen_device
+from burnish_trainer.loading import fingerprint, load_model
+from burnish_trainer.lora import adapter_identity, merged_weights
 from burnish_trainer.nonfinite import describe, find_culprits, is_finite
 from burnish_trainer.offload import move
 from burnish_trainer.optim import build_optimizers, schedule_factor, set_learning_rate
@@ -84,14 +86,18 @@ class TorchPolicy:
         compile: bool = False,
         seed: int = 0,
     ) -> None:
-        if dtype != "float32" and not torch.distributed.is_initialized():
-            raise ValueError(
-                f"computing in {dtype} needs a process group (FSDP keeps the float32 weights), got "
-                "none; call burnish_distributed.initialize_process_group, also for one process"
-            )
-        if on_nonfinite not in ("stop", "skip"):
-            raise ValueError(f"on_nonfinite must be stop or skip, got {on_nonfinite!r}")
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        check_arguments(
+            model=model,
+            learning_rate=learning_rate,
+            max_grad_norm=max_grad_norm,
+            on_nonfinite=on_nonfinite,
+            frozen=frozen,
+            lora=lora,
+            dtype=dtype,
+            reference=reference,
+            seed=seed,
+        )
+        self._device = chosen_device(device)
         if self._device.type == "cuda" and self._device.index is not None:
             torch.cuda.set_device(self._device)
         self._source, self._head, self._seed = Path(model), head, seed
@@ -107,8 +113,23 @@ class TorchPolicy:
                 gradient_checkpointing=gradient_checkpointing,
                 seed=seed,
             )
+        self._identity: dict[str, Any] = {
+            "head": head
+        }  # what a checkpoint must have in common with it
+        if lora is not None:
+            self._identity |= adapter_identity(loaded)
+        if lora is not None or reference:
+            self._identity |= {"base": fingerprint(loaded)}
         if learning_rate is None:
             loaded.requires_grad_(False)
+        else:
+            arguments = json.loads(json.dumps(dict(optimizer_args or {}), default=str))
+            self._identity |= {
+                "optimizer": optimizer,
+                "optimizer_args": arguments,
+                "frozen": sorted(frozen),
+                **adapter_identity(loaded),
+            }
         self._model = ScoringModel(loaded, head)
         if not cpu_offload:
             self._model.to(self._device)
@@ -210,19 +231,21 @@ class TorchPolicy:
             (trained ones), ``train/skipped`` (1 if the step was left out for its gradient).
 
         Raises:
-            ValueError: if nothing of the whole batch is trained, or the policy only scores.
-            NonFiniteGradientError: if the gradient is NaN or infinite; nothing has changed.
+            ValueError: for a batch or plan that the model cannot take (every rank raises), a whole
+                batch without anything trained, or a policy that only scores.
+            NonFiniteGradientError: if the loss or its gradient is NaN or infinite; nothing has
+                changed.
         """
         if self._learning_rate is None:
             raise ValueError("training needs a policy built with a learning_rate, got None")
         request = Request(temperature=temperature, with_entropy=with_entropy)
-        work = prepare(batch, micro_batches, loss_fn, layout, request)
+        work = prepare(self._model, batch, micro_batches, loss_fn, layout, request)
         self._model.train()
         self._model.zero_grad()  # a step that raised may have left gradients behind
         with self._randomness(self.num_steps + 1):
-            loss_sum, parts = accumulate(self._model, work, backward=True)
+            loss, parts = accumulate(self._model, work, backward=True)
         grad_norm = self._clip_gradients()
-        skipped = not is_finite(grad_norm)
+        skipped = not is_finite(grad_norm, loss)
         if skipped:
             self._report_nonfinite(work)
         rate = set_learning_rate(
@@ -236,7 +259,7 @@ class TorchPolicy:
             optimizer.step()
         self._model.zero_grad()
         self.num_steps += 1
-        return summarize("train", work, loss_sum, parts) | {
+        return summarize("train", work, loss, parts) | {
             "train/grad_norm": grad_norm,
             "train/learning_rate": rate,
             "train/skipped": float(skipped),
@@ -259,14 +282,17 @@ class TorchPolicy:
             ``validation/num_sequences``.
         """
         request = Request(temperature=temperature, with_entropy=with_entropy)
-        work = prepare(batch, micro_batches, loss_fn, layout, request)
+        work = prepare(self._model, batch, micro_batches, loss_fn, layout, request)
         self._model.eval()
         with torch.no_grad():
-            loss_sum, parts = accumulate(self._model, work, backward=False)
-        return summarize("validation", work, loss_sum, parts)
+            loss, parts = accumulate(self._model, work, backward=False)
+        return summarize("validation", work, loss, parts)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, full tensor) pairs, adapters merged; tied ones once. A collective."""
+        """(Hugging Face name, full tensor) pairs, adapters merged; tied ones once. A collective.
+
+        A tensor may be the policy's own memory: whoever keeps one over the next step copies it.
+        """
         yield from merged_weights(self._model.model)
 
     def offload(self) -> None:
@@ -279,13 +305,20 @@ class TorchPolicy:
             return
         move(self._model, self._optimizers, self._device)
 
-    def save(self, directory: Path, state: Mapping[str, Any]) -> None:
-        """Write weights (Hugging Face form), optimizer and ``state``; atomic. A collective."""
+    def save(self, directory: str | Path, state: Mapping[str, Any]) -> None:
+        """Write weights (Hugging Face form), optimizer and ``state`` (JSON). A collective.
+
+        The folder appears once it is whole, and nothing of the policy is changed.
+
+        Raises:
+            ValueError: if ``state`` holds what is no JSON; nothing is written.
+        """
         save_checkpoint(
-            directory,
+            Path(directory),
             source=self._source,
             model=self._model,
             optimizers=self._optimizers,
+            identity=self._identity,
             state={
                 **state,
                 "num_optimizer_steps": self.num_steps,
@@ -293,9 +326,23 @@ class TorchPolicy:
             },
         )
 
-    def load(self, directory: Path) -> dict[str, Any]:
-        """Take weights and optimizer from a checkpoint of `save`. A collective."""
-        state = load_checkpoint(directory, model=self._model, optimizers=self._optimizers)
+    def load(self, directory: str | Path) -> dict[str, Any]:
+        """Take weights and optimizer from a checkpoint of `save`; its ``state``. A collective.
+
+        The learning rate and its schedule stay those of this policy. A policy that only scores
+        takes the weights of any checkpoint of its model.
+
+        Raises:
+            ValueError: if it is not whole, or the policy that wrote it was built with another head,
+                optimizer, adapter, frozen part, or, where it is kept, base model; nothing has
+                changed.
+        """
+        state = load_checkpoint(
+            Path(directory),
+            model=self._model,
+            optimizers=self._optimizers,
+            identity=self._identity,
+        )
         self.num_steps = int(state["num_optimizer_steps"])
         self.num_skipped_steps = int(state.get("num_skipped_steps", 0))
         return state
@@ -306,7 +353,9 @@ class TorchPolicy:
             culprits = find_culprits(self._model, work)
         message = describe(culprits, self.num_steps)
         if self._on_nonfinite == "stop":
-            raise NonFiniteGradientError(message)
+            raise NonFiniteGradientError(
+                f"{message}, or pass on_nonfinite='skip' to leave such steps out"
+            )
         self.num_skipped_steps += 1
         if rank() == 0:
             warnings.warn(f"step skipped: {message}", stacklevel=3)
