@@ -316,7 +316,7 @@ class TestContradictions:
             ),
             (
                 "schedule_args={final: -1}",
-                "training.schedule_args: burnish_trainer.schedules.cosine must give factors",
+                "training.schedule_args: burnish_trainer.schedules.cosine fails",
             ),
         ],
     )
