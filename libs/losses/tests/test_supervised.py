@@ -38,6 +38,20 @@ def test_the_mean_over_sequences_by_hand_and_the_metric_stays_that_over_tokens()
     assert math.exp(nll) == pytest.approx(4.0)
 
 
+def test_a_tokens_weight_is_how_often_its_loss_counts() -> None:
+    logprobs, batch = two_sequences()
+    weights = torch.tensor([math.nan, 0.5, 1.0, 0.0, 0.0], dtype=torch.float64)
+    output = nll_loss(logprobs, {**batch, "token_weights": weights})
+    loss = total(output.terms, count(batch))
+    loss.backward()
+    assert loss.item() == pytest.approx((0.5 * 1 + 2) * math.log(2) / 3)
+    expected = torch.tensor([0, -0.5, -1, 0, 0], dtype=torch.float64) / 3
+    torch.testing.assert_close(logprobs.grad, expected)
+    assert finalize(output.metrics, count(batch))["nll"] == pytest.approx(2 * math.log(2))
+    with pytest.raises(ValueError, match="token_weights must be named so, got 'token_weight'"):
+        nll_loss(logprobs, {**batch, "token_weight": weights})
+
+
 def test_100_tokens_at_2_and_900_at_one_half_are_0_65() -> None:
     losses = []
     for num_tokens, nll in ((100, 2.0), (900, 0.5)):

@@ -122,7 +122,7 @@ from burnish_losses.token_advantages import (
 from burnish_losses.topk import topk_logprobs_from_hidden, topk_logprobs_from_logits
 from burnish_losses.value import explained_variance, value_loss
 
-__version__ = "0.2.0"
+__version__ = "0.2.1"
 
 __all__ = [
     "Aggregate",

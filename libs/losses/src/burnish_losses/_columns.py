@@ -32,6 +32,7 @@ KNOWN_COLUMNS = {
     "teacher_logprobs",
     "token_ids",
     "token_mask",
+    "token_weights",
     "values",
 }
 CU_SEQLENS_CURE = "build cu_seqlens = cat([0, lengths.cumsum(0)]) from these very columns"

@@ -21,17 +21,21 @@ def nll_loss(
 
     Args:
         logprobs: [T], of the policy.
-        batch: token_mask [T] bool, and cu_seqlens [N+1] if `aggregate` is over sequences.
+        batch: token_mask [T] bool, and cu_seqlens [N+1] if `aggregate` is over sequences;
+            token_weights [T], optional: a token's loss counts so often (what it is divided by stays
+            the number of tokens).
         aggregate: which mean, of the module `aggregate`. By tokens, long answers weigh more; by
             `sequence_mean`, all weigh alike.
 
     Returns:
         A term in the unit of `aggregate`, and the metric nll: the mean over tokens in nats,
-        whatever `aggregate` is. Its exp, taken after `finalize`, is the perplexity.
+        whatever `aggregate` and the weights are. Its exp, taken after `finalize`, is the
+        perplexity.
 
     Raises:
         ValueError: a missing column, one of another shape, a mask that is not bool.
     """
-    mask, logprobs, _ = select(logprobs, batch)
+    mask, logprobs, columns = select(logprobs, batch, optional=["token_weights"])
     metrics = {"nll": Metric(masked_sum(-logprobs.detach(), mask), "tokens", "mean")}
-    return LossOutput((aggregate(-logprobs, batch),), metrics)
+    losses = -logprobs * columns["token_weights"] if columns else -logprobs
+    return LossOutput((aggregate(losses, batch),), metrics)

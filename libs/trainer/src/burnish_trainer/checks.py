@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,12 +136,9 @@ def _check_video(batch: RaggedBatch, config: PreTrainedConfig) -> None:
 
 def check_arguments(
     *,
-    model: str,
     learning_rate: float | None,
     max_grad_norm: float | None,
     on_nonfinite: str,
-    frozen: Sequence[str],
-    lora: Mapping[str, Any] | None,
     dtype: str,
     reference: bool,
     seed: int,
@@ -152,11 +148,6 @@ def check_arguments(
     Raises:
         ValueError: that says what must hold.
     """
-    if not (Path(model) / "config.json").is_file():
-        raise ValueError(
-            f"model must be the folder of a checkpoint with config.json, got {model}; convert or "
-            "download one"
-        )
     for name, value in {"learning_rate": learning_rate, "max_grad_norm": max_grad_norm}.items():
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
@@ -164,12 +155,6 @@ def check_arguments(
         raise ValueError("max_grad_norm must be above 0, got 0; pass None to clip nothing")
     if on_nonfinite not in ("stop", "skip"):
         raise ValueError(f"on_nonfinite must be stop or skip, got {on_nonfinite!r}")
-    if isinstance(frozen, str):
-        raise ValueError(f"frozen must be a list of globs, got {frozen!r}; pass [{frozen!r}]")
-    if lora is not None and not isinstance(lora, Mapping):
-        raise ValueError(
-            f"lora must be arguments of peft.LoraConfig, got {lora!r}; pass {{'r': 8}}"
-        )
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if dtype != "float32" and not torch.distributed.is_initialized():
@@ -189,6 +174,8 @@ def check_arguments(
 def chosen_device(device: str | None) -> torch.device:
     """The device of a name; by default CUDA's current one if there is one, else the CPU.
 
+    One with a number becomes CUDA's current one.
+
     Raises:
         ValueError: for a name that is none, or CUDA where there is none.
     """
@@ -202,6 +189,8 @@ def chosen_device(device: str | None) -> torch.device:
             f"device must be cpu, or cuda where there is a GPU, got {device!r} "
             f"{'with' if available else 'without'} one"
         )
+    if chosen.index is not None and chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
     return chosen
 
 

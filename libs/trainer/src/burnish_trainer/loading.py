@@ -36,6 +36,7 @@ def load_model(
     head: str = "language",
     lora: Mapping[str, Any] | None = None,
     frozen: Sequence[str] = (),
+    trained: bool = True,
     gradient_checkpointing: bool = False,
     seed: int = 0,
 ) -> PreTrainedModel:
@@ -45,6 +46,13 @@ def load_model(
         ValueError: for a model that would not be computed exactly, weights that are not those of
             the config, a pattern that freezes nothing.
     """
+    if not (source / "config.json").is_file():
+        raise ValueError(
+            f"model must be the folder of a checkpoint with config.json, got {source}; convert or "
+            "download one"
+        )
+    if isinstance(frozen, str):
+        raise ValueError(f"frozen must be a list of globs, got {frozen!r}; pass [{frozen!r}]")
     config = AutoConfig.from_pretrained(source, **head_overrides(head))
     check_supported(config)
     loaded: Any = auto_class(config, head).from_pretrained(
@@ -68,6 +76,8 @@ def load_model(
         add_lora(model, lora)
     if frozen:
         freeze(model, frozen)
+    if not trained:
+        model.requires_grad_(False)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model

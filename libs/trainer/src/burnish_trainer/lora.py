@@ -92,6 +92,10 @@ def lora_config(arguments: Mapping[str, Any]) -> Any:
         raise ImportError(
             'LoRA must have peft, which is not installed; pip install "burnish-trainer[lora]"'
         ) from error
+    if not isinstance(arguments, Mapping):
+        raise ValueError(
+            f"lora must be arguments of peft.LoraConfig, got {arguments!r}; pass {{'r': 8}}"
+        )
     try:
         config = LoraConfig(**{"target_modules": "all-linear", **arguments})
     except (TypeError, ValueError) as error:

@@ -15,6 +15,7 @@ import torch
 from burnish_distributed import RaggedBatch
 from burnish_distributed.collectives import rank
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from burnish_trainer.checkpoint import load_checkpoint, save_checkpoint
 from burnish_trainer.checks import check_arguments, chosen_device
@@ -87,22 +88,17 @@ class TorchPolicy:
         seed: int = 0,
     ) -> None:
         check_arguments(
-            model=model,
             learning_rate=learning_rate,
             max_grad_norm=max_grad_norm,
             on_nonfinite=on_nonfinite,
-            frozen=frozen,
-            lora=lora,
             dtype=dtype,
             reference=reference,
             seed=seed,
         )
         self._device = chosen_device(device)
-        if self._device.type == "cuda" and self._device.index is not None:
-            torch.cuda.set_device(self._device)
         self._source, self._head, self._seed = Path(model), head, seed
-        self._cpu_offload = cpu_offload
-        self._max_grad_norm, self._on_nonfinite = max_grad_norm, on_nonfinite
+        self._cpu_offload, self._max_grad_norm = cpu_offload, max_grad_norm
+        self._learning_rate, self._on_nonfinite = learning_rate, on_nonfinite
         self.num_steps = self.num_skipped_steps = 0
         with self._randomness(0, of_rank=0):  # the same new weights on all ranks
             loaded = load_model(
@@ -110,29 +106,16 @@ class TorchPolicy:
                 head=head,
                 lora=lora,
                 frozen=frozen,
+                trained=learning_rate is not None,
                 gradient_checkpointing=gradient_checkpointing,
                 seed=seed,
             )
-        self._identity: dict[str, Any] = {
-            "head": head
-        }  # what a checkpoint must have in common with it
-        if lora is not None:
-            self._identity |= adapter_identity(loaded)
+        self._identity: dict[str, Any] = {"head": head}  # what a checkpoint has in common with it
         if lora is not None or reference:
-            self._identity |= {"base": fingerprint(loaded)}
-        if learning_rate is None:
-            loaded.requires_grad_(False)
-        else:
-            arguments = json.loads(json.dumps(dict(optimizer_args or {}), default=str))
-            self._identity |= {
-                "optimizer": optimizer,
-                "optimizer_args": arguments,
-                "frozen": sorted(frozen),
-                **adapter_identity(loaded),
-            }
+            self._identity |= adapter_identity(loaded) | {"base": fingerprint(loaded)}
+        if learning_rate is not None:
+            self._identity |= trained_identity(loaded, optimizer, optimizer_args, frozen)
         self._model = ScoringModel(loaded, head)
-        if not cpu_offload:
-            self._model.to(self._device)
         if compile:
             compile_layers(self._model)
         shard_parameters(
@@ -142,7 +125,6 @@ class TorchPolicy:
             cpu_offload=cpu_offload,
         )
         self._reference = Reference(self._model) if reference else None
-        self._learning_rate = learning_rate
         self._schedule, self._schedule_args = schedule, dict(schedule_args or {})
         schedule_factor(self._schedule, 0, self._schedule_args)  # an error now, not in a step
         self._optimizers = build_optimizers(
@@ -383,3 +365,18 @@ class TorchPolicy:
                 f"{OUTPUTS[head]} must come from a policy with a {head} head, got one with a "
                 f"{self._head} head; build it with head={head!r}"
             )
+
+
+def trained_identity(
+    model: PreTrainedModel,
+    optimizer: str,
+    optimizer_args: Mapping[str, Any] | None,
+    frozen: Sequence[str],
+) -> dict[str, Any]:
+    """What must be the same for an optimizer's state to mean the same, as JSON values."""
+    return {
+        "optimizer": optimizer,
+        "optimizer_args": json.loads(json.dumps(dict(optimizer_args or {}), default=str)),
+        "frozen": sorted(frozen),
+        **adapter_identity(model),
+    }

@@ -26,13 +26,13 @@ def shard_parameters(
     compute_dtype: torch.dtype,
     cpu_offload: bool = False,
 ) -> None:
-    """Shard every layer, and the rest as one group, over all ranks.
+    """Bring a model to its device; shard every layer, and the rest as one group, over all ranks.
 
     Weights, gradients and their sums over ranks stay in the parameters' own dtype; only forward
     and backward run in ``compute_dtype``.
 
     Gradients are summed, not averaged: a loss has already been divided by the counts of the whole
-    global batch. Without a process group the model stays as it is.
+    global batch. Without a process group the model stays whole.
 
     Args:
         model: changed in place.
@@ -48,6 +48,8 @@ def shard_parameters(
             f"cpu_offload needs a GPU and a process group, got the device {device} "
             f"{'with' if dist.is_initialized() else 'without'} one; leave it out"
         )
+    if not cpu_offload:
+        model.to(device)
     if not dist.is_initialized():
         return
     settings: dict[str, Any] = {
