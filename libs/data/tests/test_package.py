@@ -41,4 +41,4 @@ def test_the_readmes_examples_run(tmp_path, monkeypatch, capsys):
 
 def test_every_public_name_exists():
     assert all(hasattr(burnish_data, name) for name in burnish_data.__all__)
-    assert burnish_data.__version__ == "0.2.0"
+    assert burnish_data.__version__ == "0.3.0"

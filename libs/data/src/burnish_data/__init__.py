@@ -51,7 +51,7 @@ from burnish_data.tasks import (
     ranked_to_pairs,
 )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "BadRowError",

@@ -86,6 +86,7 @@ class PreferenceRow(TypedDict):
     rejected: list[Message]
     tools: NotRequired[list[dict[str, Any]]]
     margin: NotRequired[float]  # how much better, where the data set says
+    problem: NotRequired[str]  # equal for rows of one problem, where a source says
 
 
 class RankedRow(TypedDict):

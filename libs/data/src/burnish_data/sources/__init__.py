@@ -7,11 +7,13 @@ Their rows are made when they are asked for (`Rows`), or come one after the othe
 from burnish_data.sources.aime import aime24, aime25
 from burnish_data.sources.answers import with_answer
 from burnish_data.sources.arithmetic import arithmetic
+from burnish_data.sources.arithmetic_pairs import arithmetic_pairs
 from burnish_data.sources.dapo_math import dapo_math
 from burnish_data.sources.deepscaler import deepscaler
 from burnish_data.sources.generic import openai_chats, preferences, prompt_responses
 from burnish_data.sources.gpqa import gpqa
 from burnish_data.sources.gsm8k import gsm8k
+from burnish_data.sources.gsm8k_preferences import gsm8k_preferences
 from burnish_data.sources.helpsteer3 import helpsteer3
 from burnish_data.sources.hendrycks_math import math500, math_hendrycks
 from burnish_data.sources.mmlu import mmlu, mmlu_pro
@@ -26,12 +28,14 @@ __all__ = [
     "aime24",
     "aime25",
     "arithmetic",
+    "arithmetic_pairs",
     "clevr",
     "dapo_math",
     "deepscaler",
     "geometry3k",
     "gpqa",
     "gsm8k",
+    "gsm8k_preferences",
     "helpsteer3",
     "math500",
     "math_hendrycks",
