@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from burnish_apps.grpo import inputs, stages, workers
+from burnish_apps.grpo import stages, workers
+from burnish_apps.shell import model as model_module
 from burnish_apps.shell.cli import main
 from burnish_converters.safetensors_io import read_weights
 from burnish_generation import Replicas
@@ -14,7 +15,7 @@ from burnish_generation import Replicas
 def lose_weights() -> None:
     """Every weight sync sends the weights the run began with: only the version rises."""
     models: list[Path] = []
-    resolve_model = inputs.resolve_model
+    resolve_model = model_module.resolve_model
 
     def resolve(source: str, cache: Path) -> Path:
         models.append(resolve_model(source, cache))
@@ -23,7 +24,7 @@ def lose_weights() -> None:
     def sync(policy: Any, engines: Replicas, weight_version: int) -> None:
         engines.update_weights(partial(read_weights, models[-1]), weight_version)
 
-    inputs.resolve_model = resolve  # type: ignore[assignment]
+    model_module.resolve_model = resolve  # type: ignore[assignment]
     stages.sync_weights = sync  # type: ignore[assignment]
 
 

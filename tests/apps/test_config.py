@@ -331,10 +331,11 @@ class TestContradictions:
     def test_a_schedule_is_told_the_steps_of_the_optimizer(self, tiny_recipe: Path) -> None:
         steps = ["training.num_steps=10", "training.updates_per_step=2", "training.warmup_steps=3"]
         constant = load(tiny_recipe, *steps).training
-        assert constant.schedule_arguments() == {"warmup_steps": 3}
+        assert constant.schedule_arguments(constant.num_updates) == {"warmup_steps": 3}
         path, args = "burnish_trainer.schedules.cosine", "training.schedule_args={final: 0.1}"
         cosine = load(tiny_recipe, *steps, f"training.schedule={path}", args).training
-        assert cosine.schedule_arguments() == {"final": 0.1, "warmup_steps": 3, "num_steps": 20}
+        arguments = cosine.schedule_arguments(cosine.num_updates)
+        assert arguments == {"final": 0.1, "warmup_steps": 3, "num_steps": 20}
 
     @pytest.mark.parametrize(
         ("lora", "problem"),

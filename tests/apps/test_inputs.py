@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from burnish_apps.grpo import inputs, main, stages
+from burnish_apps.grpo import main, stages
 from burnish_apps.grpo.config import GrpoConfig
-from burnish_apps.grpo.inputs import enter_environment, load_rows, make_loader, model_folder
+from burnish_apps.grpo.inputs import enter_environment, load_rows, make_loader
 from burnish_apps.shell import cli
+from burnish_apps.shell import model as model_module
 from burnish_apps.shell.config import ConfigError, load_config
+from burnish_apps.shell.model import model_folder
 from burnish_data import PromptLoader
 from burnish_generation import Completion, Replicas
 from test_config import WHOLE_STATE, write_state
@@ -117,15 +119,15 @@ def test_a_model_that_is_not_here_and_on_no_hub(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     one = config("model.source=models/typo")
     one.check()
-    problem = refuse(lambda: model_folder(one))
+    problem = refuse(lambda: model_folder(one.model))
     assert problem.startswith("model.source: there is no folder 'models/typo' here, and as a hub")
 
 
 def test_the_models_name_is_printed_as_it_is(
     config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(inputs, "resolve_model", lambda source, cache: Path(source))
-    model_folder(config("model.source='/a/[red]x[/red]:smile:'"))
+    monkeypatch.setattr(model_module, "resolve_model", lambda source, cache: Path(source))
+    model_folder(config("model.source='/a/[red]x[/red]:smile:'").model)
     assert "model: /a/[red]x[/red]:smile: (fetched" in capsys.readouterr().out
 
 

@@ -10,10 +10,10 @@ import pytest
 import tiny_task
 from burnish_apps.grpo import preflight as preflight_module
 from burnish_apps.grpo.config import GrpoConfig
-from burnish_apps.grpo.inputs import load_tokenizer
 from burnish_apps.grpo.main import RECIPES
-from burnish_apps.grpo.preflight import kv_bytes, num_parameters, preflight
+from burnish_apps.grpo.preflight import kv_bytes, preflight
 from burnish_apps.shell.config import ConfigError, load_config
+from burnish_apps.shell.model import load_tokenizer, num_parameters
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig
 
 # 2 layers of q, k, v, o (64 x 64 each), 3 MLP matrices (64 x 128), 2 norms; 300 x 64 embeddings,

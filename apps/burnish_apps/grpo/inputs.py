@@ -1,4 +1,4 @@
-"""What a recipe names beside its numbers: model, problems, environment, checkpoint.
+"""What a recipe names beside its numbers and its model: problems, environment, checkpoint.
 
 Other people's code and files are met here, before any process starts. Whatever they raise becomes a
 `ConfigError` that names the key of the recipe.
@@ -11,40 +11,15 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-import rich
-from burnish_converters.model_source import resolve_model
 from burnish_data import BadRowError, PromptLoader
 from burnish_data.messages import validate_messages
 from burnish_envs import Environment
 from burnish_trainer.checkpoint import read_state
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from burnish_apps.grpo.config import GrpoConfig
 from burnish_apps.shell.config import ConfigError, blame
 
 Rows = list[dict[str, Any]]
-
-
-def model_folder(config: GrpoConfig) -> Path:
-    """The model's checkpoint folder, fetched if need be."""
-    rich.get_console().print(
-        f"model: {config.model.source} (fetched the first time)",
-        markup=False,
-        highlight=False,
-        emoji=False,
-        soft_wrap=True,
-    )
-    with blame("model.source"):
-        return resolve_model(config.model.source, Path(config.model.cache_dir).expanduser())
-
-
-def load_tokenizer(model: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a checkpoint folder."""
-    with blame("model.source: its config cannot be used"):
-        AutoConfig.from_pretrained(model)  # the tokenizer reads it too, and would be blamed
-    with blame("model.source: its tokenizer cannot be read"):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model)
-        return tokenizer
 
 
 def load_rows(config: GrpoConfig) -> tuple[Rows, Rows]:

@@ -20,16 +20,12 @@ from burnish_tracking import Timers
 
 from burnish_apps.grpo import stages, workers
 from burnish_apps.grpo.config import GrpoConfig
-from burnish_apps.grpo.inputs import (
-    enter_environment,
-    load_rows,
-    load_tokenizer,
-    make_loader,
-    model_folder,
-)
+from burnish_apps.grpo.inputs import enter_environment, load_rows, make_loader
 from burnish_apps.grpo.preflight import preflight
 from burnish_apps.grpo.report import Report
 from burnish_apps.shell.config import load_config, save_config
+from burnish_apps.shell.model import load_tokenizer, model_folder
+from burnish_apps.shell.policy import num_cpus
 from burnish_apps.shell.run import (
     EXIT_OK,
     interrupted_after,
@@ -37,6 +33,7 @@ from burnish_apps.shell.run import (
     make_run_directory,
     no_process_left,
 )
+from burnish_apps.shell.settings import is_due
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -52,7 +49,7 @@ def run(recipe: str, overrides: Sequence[str]) -> int:
 
 def main(config: GrpoConfig) -> Path:
     """The whole run; returns its directory."""
-    model = model_folder(config)
+    model = model_folder(config.model)
     tokenizer = load_tokenizer(model)
     train_rows, validation_rows = load_rows(config)
     preflight(config, model, tokenizer, [*train_rows, *validation_rows])
@@ -69,8 +66,9 @@ def main(config: GrpoConfig) -> Path:
         output.say(f"run directory: {run_dir}")
         output.say("starting the policy and the engine, about a minute")
         with interrupted_after():  # a half-started Ray does not end cleanly
-            stack.enter_context(ray_cluster(config.ray_address, num_cpus=workers.num_cpus(config)))
-        policy, engines = workers.start(config, str(model))
+            cpus = num_cpus(config.training.num_ranks + config.engine.num_engines)
+            stack.enter_context(ray_cluster(config.ray_address, num_cpus=cpus))
+        policy, engines = workers.start(config, model)
 
         done, weight_version, failed_steps = 0, 0, 0
         if config.resume_from:
@@ -128,8 +126,3 @@ def training_sampling(config: GrpoConfig) -> Sampling:
     """How training rollouts are drawn."""
     rollout = config.rollout
     return Sampling(rollout.max_new_tokens, temperature=rollout.temperature, stop=rollout.stop)
-
-
-def is_due(step: int, every: int, num_steps: int) -> bool:
-    """Every ``every`` steps, and at the end."""
-    return step == num_steps or (every > 0 and step % every == 0)

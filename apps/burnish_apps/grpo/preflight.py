@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from burnish_converters.safetensors_io import read_weights
 from burnish_data import render_prompt
-from burnish_trainer.loading import check_supported
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from burnish_apps.grpo.config import GrpoConfig, available_bytes
+from burnish_apps.grpo.config import GrpoConfig
 from burnish_apps.shell.config import ConfigError, blame, cause
+from burnish_apps.shell.model import (
+    available_bytes,
+    model_config,
+    num_gpus,
+    num_parameters,
+    training_bytes,
+)
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
 KV_BLOCK_TOKENS = 128  # the engine hands out whole blocks, of at most this many tokens
@@ -30,16 +34,13 @@ def preflight(
     Raises:
         ConfigError: with every violation.
     """
+    text_config = model_config(model).get_text_config()
     with blame("model.source: its config cannot be used"):
-        whole_config = AutoConfig.from_pretrained(model)
-        check_supported(whole_config)
-        model_config = whole_config.get_text_config()
         sequence_bytes = kv_bytes(
-            model_config, config.engine.max_model_len, FLOAT_BYTES[config.model.dtype]
+            text_config, config.engine.max_model_len, FLOAT_BYTES[config.model.dtype]
         )
-    with blame("model.source: its weights cannot be read"):
-        parameters = num_parameters(model)
-    problems = length_problems(config, model_config, tokenizer, rows)
+    parameters = num_parameters(model)
+    problems = length_problems(config, text_config, tokenizer, rows)
     problems += memory_problems(config, sequence_bytes, parameters)
     problems += gpu_problems(config)
     if problems:
@@ -86,7 +87,7 @@ def gpu_problems(config: GrpoConfig) -> list[str]:
     engine, training = config.engine, config.training
     asked = engine.num_engines * engine.gpus_per_engine
     asked += training.num_ranks * training.gpus_per_rank
-    if config.ray_address is not None or asked <= (found := torch.cuda.device_count()):
+    if config.ray_address is not None or asked <= (found := num_gpus()):
         return []
     return [
         f"engine.gpus_per_engine and training.gpus_per_rank must fit this machine's {found} GPUs, "
@@ -112,11 +113,10 @@ def memory_problems(config: GrpoConfig, sequence_bytes: int, parameters: int) ->
         ]
     if config.engine.gpus_per_engine or config.training.gpus_per_rank or config.ray_address:
         return []  # this machine's memory does not decide
-    weights_bytes = parameters * FLOAT_BYTES[config.model.dtype]
-    copies = 5 if config.training.kl_coefficient else 4  # weights, gradient, two moments, reference
-    if config.training.lora is not None:
-        copies = 1  # beside the weights, those of the adapters are little
-    needed = config.engine.num_engines * (weights_bytes + cache_bytes) + copies * weights_bytes
+    engine_bytes = parameters * FLOAT_BYTES[config.model.dtype] + cache_bytes
+    needed = config.engine.num_engines * engine_bytes + training_bytes(
+        parameters, config.training, reference=config.training.kl_coefficient > 0
+    )
     free = available_bytes()
     if needed <= free:
         return []
@@ -135,12 +135,3 @@ def kv_bytes(model_config: Any, num_tokens: int, float_bytes: int) -> int:
     kv_heads = getattr(model_config, "num_key_value_heads", None) or heads
     per_token = 2 * model_config.num_hidden_layers * kv_heads * head_dim
     return blocks * KV_BLOCK_TOKENS * per_token * float_bytes
-
-
-def num_parameters(model: Path) -> int:
-    """Parameters of a checkpoint; its files are mapped, not read.
-
-    Raises:
-        ValueError: if there are none, or one is missing or truncated.
-    """
-    return sum(tensor.numel() for _, tensor in read_weights(model))

@@ -5,90 +5,57 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from burnish_envs import Rollout, RolloutGroup
-from burnish_tracking import (
-    FanOut,
-    JsonlLogger,
-    StepProgress,
-    TensorboardLogger,
-    plot_curves,
-    read_metrics,
-    series,
-)
 
 from burnish_apps.grpo.config import GrpoConfig
+from burnish_apps.shell.report import RunReport, shown, with_times
 
 STAGES = ("generation", "training", "weight_sync", "validation", "checkpoint")
 SAMPLE_CHARACTERS = 60
 
 
-class Report:
-    """Writes metrics.jsonl, samples.jsonl, TensorBoard files and curve.png, and the terminal."""
+class Report(RunReport):
+    """The report of any run, with samples.jsonl and a sample of every step."""
 
     def __init__(self, run_dir: Path, config: GrpoConfig) -> None:
-        self._run_dir = run_dir
-        self._num_steps = config.training.num_steps
-        self._progress = StepProgress(self._num_steps)
-        self._started = False
+        super().__init__(
+            run_dir, config.training.num_steps, curve="reward/mean", points="validation/accuracy"
+        )
 
     def __enter__(self) -> Self:
-        self._logger = FanOut(
-            [
-                JsonlLogger(self._run_dir / "metrics.jsonl"),
-                TensorboardLogger(self._run_dir / "tensorboard"),
-            ]
-        )
-        self._samples = (self._run_dir / "samples.jsonl").open("a", encoding="utf-8")
-        return self
+        self._samples = (self.run_dir / "samples.jsonl").open("a", encoding="utf-8")
+        return super().__enter__()
 
-    def __exit__(self, *_exception: object) -> None:
-        if self._started:
-            self._progress.__exit__()
-        self._logger.close()
+    def __exit__(self, *exception: object) -> None:
         self._samples.close()
-        self._finish()
-
-    def say(self, text: str) -> None:
-        """A line of text."""
-        self._progress.print(text)
-
-    def start_progress(self, done: int) -> None:
-        """Show the bar, from the step after ``done``."""
-        self._progress = StepProgress(self._num_steps, first_step=done + 1)
-        self._progress.__enter__()
-        self._started = True
+        super().__exit__(*exception)
 
     def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[RolloutGroup]) -> None:
         """One step's metrics (seconds under the stages' names) and samples, everywhere."""
         metrics = with_rates(metrics)
-        self._logger.log(step, metrics)
+        self.record(step, metrics)
         for group in groups:
             for rollout in group.rollouts:
                 self._samples.write(json.dumps(sample_record(step, rollout)) + "\n")
         self._samples.flush()
         if "reward/mean" in metrics:
-            self._progress.advance(step_line(metrics))
+            self.advance(step_line(metrics))
         if "validation/accuracy" in metrics:
             self.say(f"    held out, greedy: {accuracies(metrics)}")
         best = max(groups[0].rollouts, key=lambda rollout: rollout.reward)
         self.say(f"    {sample_line(best)}")
 
-    def _finish(self) -> None:
-        """The curve and a summary, of however many steps were done."""
-        path = self._run_dir / "metrics.jsonl"
-        records = read_metrics(path) if path.exists() else []
-        if not any("reward/mean" in record for record in records):
-            return
-        _, rewards = series(records, "reward/mean")
-        _, held_out = series(records, "validation/accuracy")
-        plot_curves(
-            path, self._run_dir / "curve.png", ["reward/mean"], points=["validation/accuracy"]
-        )
-        self.say(summary(rewards, held_out))
-        self.say(f"metrics, samples, curve.png and checkpoints are in {self._run_dir}")
+    def summary(self, curve: Sequence[float], points: Sequence[float]) -> str:
+        """See `summary`."""
+        return summary(curve, points)
+
+    def contents(self) -> str:
+        """What is in the run directory."""
+        return "metrics, samples, curve.png and checkpoints"
 
 
 def summary(rewards: Sequence[float], held_out: Sequence[float]) -> str:
@@ -107,7 +74,7 @@ def summary(rewards: Sequence[float], held_out: Sequence[float]) -> str:
 
 def with_rates(metrics: Mapping[str, float]) -> dict[str, float]:
     """Seconds by stage as ``time/<stage>_s``, and tokens per second."""
-    renamed = {f"time/{k}_s" if k in STAGES else k: v for k, v in metrics.items()}
+    renamed = with_times(metrics, STAGES)
     if "generation" in metrics:
         renamed["rate/generation_tokens_per_s"] = (
             metrics["rollout/num_tokens"] / metrics["generation"]
@@ -119,11 +86,7 @@ def with_rates(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def step_line(metrics: Mapping[str, float]) -> str:
     """The step in one line; what was not measured (no group to learn from) shows as a dash."""
-
-    def show(name: str, form: str) -> str:
-        value = metrics.get(name, math.nan)
-        return "-" if math.isnan(value) else format(value, form)
-
+    show = partial(shown, metrics)
     failed = metrics.get("rollout/failed", 0)
     return "  ".join(
         [

@@ -11,13 +11,15 @@ import ast
 import importlib
 import importlib.util
 import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from burnish_apps.data.arguments import add_data_command
 
-APPS = {"grpo": "burnish_apps.grpo.main"}  # imported when it is run: that takes seconds
+# Imported when one is run: that takes seconds.
+APPS = {"grpo": "burnish_apps.grpo.main", "sft": "burnish_apps.sft.main"}
 EXIT_INTERRUPTED = 130
 
 
@@ -79,6 +81,8 @@ def _run(options: argparse.Namespace) -> int:
             name = f"{name} {options.command}"
             code: int = importlib.import_module("burnish_apps.data.inspect").run(options)
         else:
+            # PyTorch reads it at its first large tensor: huge pages make training on CPUs faster.
+            os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
             app = importlib.import_module(APPS[options.app])
             code = app.run(options.recipe, options.overrides)
         return code

@@ -163,6 +163,7 @@ def run_trl(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> Measur
             learning_rate=1e-5,
             max_length=PACK_TOKENS if packed else 1024,
             packing=packed,
+            completion_only_loss=True,
             gradient_checkpointing=arguments.contender == "trl-default",
             bf16=False,  # no units for it here: several times slower
             use_cpu=True,

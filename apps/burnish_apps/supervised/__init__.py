@@ -1,0 +1,1 @@
+"""What the apps that learn from a fixed data set share: SFT, reward models, preferences."""
