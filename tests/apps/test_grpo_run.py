@@ -111,6 +111,29 @@ def test_a_run_and_its_resumption(tiny_recipe: Path, tmp_path: Path, start: Star
     assert (state["weight_version"], state["loader"]["position"]) == (3, 12)
 
 
+def test_adapters_reach_the_engine_merged_and_the_rate_follows_its_schedule(
+    tiny_recipe: Path, tmp_path: Path, start: Start
+) -> None:
+    settings = [
+        "training.lora={r: 4, lora_alpha: 8}",
+        "training.kl_coefficient=0.1",  # the reference is the model without adapters
+        "training.schedule=burnish_trainer.schedules.cosine",
+        "checkpoint_every=1",
+        "training.warmup_steps=1",
+    ]
+    run = start(tiny_recipe, *settings)
+    assert run.wait(2 * START_S) == 0, run.stderr
+    metrics = steps(tmp_path / "run")
+    for step in (1, 2, 3):  # engine and trainer agree on the merged weights
+        check_trained_step(metrics[step], version=step - 1)
+    rates = [metrics[step]["train/learning_rate"] for step in (1, 2, 3)]
+    assert rates == pytest.approx([rates[1] / 2, rates[1], rates[1] / 2])
+    checkpoint = latest_checkpoint(tmp_path / "run" / "checkpoints")
+    assert checkpoint is not None
+    assert (checkpoint / "adapter" / "adapter_model.safetensors").is_file()
+    AutoModelForCausalLM.from_pretrained(checkpoint / "model")
+
+
 def check_trained_step(metrics: dict[str, Any], version: int) -> None:
     assert 0 < metrics["reward/mean"] < 1
     assert metrics["mismatch/mean_abs"] < 5e-5
