@@ -118,7 +118,7 @@ def run_app(arguments: argparse.Namespace, task: str, contender: str) -> dict[st
         checked([*command, f"run_dir={run_dir}"], arguments)
         records = [r for r in read_metrics(run_dir / "metrics.jsonl") if "train/loss" in r]
     times = [
-        sum(float(r.get(f"time/{stage}_s", 0)) for stage in ("training", "reference"))
+        sum(float(r.get(f"time/{stage}_s", 0)) for stage in ("preparation", "training"))
         for r in records
     ]
     return {"losses": [float(r["train/loss"]) for r in records], "seconds": times[1:]}

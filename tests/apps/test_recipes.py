@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from burnish_apps.dpo.config import DpoConfig
+from burnish_apps.dpo.main import RECIPES as DPO_RECIPES
 from burnish_apps.grpo.config import GrpoConfig
 from burnish_apps.grpo.main import RECIPES, load_rows
+from burnish_apps.rm.config import RmConfig
+from burnish_apps.rm.main import RECIPES as RM_RECIPES
 from burnish_apps.sft.config import SftConfig
 from burnish_apps.sft.main import RECIPES as SFT_RECIPES
 from burnish_apps.shell.config import load_config
 from burnish_apps.supervised.config import SupervisedConfig
 
-SUPERVISED = {"sft": (SftConfig, SFT_RECIPES)}
+SUPERVISED = {
+    "sft": (SftConfig, SFT_RECIPES),
+    "rm": (RmConfig, RM_RECIPES),
+    "dpo": (DpoConfig, DPO_RECIPES),
+}
 NAMES = sorted(path.stem for path in RECIPES.glob("[!_]*.yaml"))
 
 

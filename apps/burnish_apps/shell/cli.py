@@ -19,7 +19,7 @@ from pathlib import Path
 from burnish_apps.data.arguments import add_data_command
 
 # Imported when one is run: that takes seconds.
-APPS = {"grpo": "burnish_apps.grpo.main", "sft": "burnish_apps.sft.main"}
+APPS = {name: f"burnish_apps.{name}.main" for name in ("grpo", "sft", "rm", "dpo")}
 EXIT_INTERRUPTED = 130
 
 

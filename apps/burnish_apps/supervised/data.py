@@ -30,7 +30,8 @@ class EncodedRows:
 
     Attributes:
         rows: a `datasets.Dataset`. Its rows are what the app's ``encode`` gave, as NumPy arrays,
-            with ``length`` and ``truncated`` beside every ``token_ids``, and ``row``, their number.
+            with ``length`` and ``truncated`` beside every ``token_ids``, and ``row``, their number:
+            those of the held-out rows go on from those that are trained.
         skipped: what was left out, and why.
         num_tokens: of all sequences.
         longest: tokens of the longest sequence.
@@ -79,18 +80,19 @@ def load_data(config: SupervisedConfig, encode: Encode) -> tuple[EncodedRows, En
                 on_bad_row=data.on_bad_row,
                 show_progress=rank() == 0 and sys.stderr.isatty(),
             )
-            made.append(counted(encoded, skipped))
+            first = len(made[0].rows) if made else 0
+            made.append(counted(encoded, skipped, first))
     return made[0], made[1]
 
 
-def counted(encoded: Any, skipped: Skipped) -> EncodedRows:
-    """A data set of `encode_rows` with what there is to say of it."""
+def counted(encoded: Any, skipped: Skipped, first: int = 0) -> EncodedRows:
+    """A data set of `encode_rows`, numbered from ``first``, with what there is to say of it."""
     flat = encoded.flatten()  # chosen.length and rejected.length, of pairs
     lengths, truncated = (
         np.concatenate([flat[name] for name in flat.column_names if name.split(".")[-1] == told])
         for told in ("length", "truncated")
     )
-    numbered = encoded.add_column("row", range(len(encoded)))
+    numbered = encoded.add_column("row", range(first, first + len(encoded)))
     return EncodedRows(
         rows=numbered.with_format("numpy"),
         skipped=skipped,

@@ -29,17 +29,37 @@ from burnish_apps.shell.run import (
 from burnish_apps.shell.settings import is_due
 from burnish_apps.supervised.batches import plan
 from burnish_apps.supervised.config import SupervisedConfig
-from burnish_apps.supervised.data import Encode, Row, endless, load_data, make_loader
+from burnish_apps.supervised.data import (
+    Encode,
+    EncodedRows,
+    Row,
+    endless,
+    load_data,
+    make_loader,
+)
 from burnish_apps.supervised.preflight import preflight
 from burnish_apps.supervised.report import Line, Report
 
 ConfigT = TypeVar("ConfigT", bound=SupervisedConfig)
 Prepare = Callable[[PolicyGroup, RaggedBatch, Any], RaggedBatch]
+Begin = Callable[[PolicyGroup, Sequence[EncodedRows]], None]
+Evaluate = Callable[[PolicyGroup, RaggedBatch, Any, LossFunction], dict[str, float]]
 
 
 def unchanged(_policy: PolicyGroup, batch: RaggedBatch, _plan: Any) -> RaggedBatch:
     """The batch as it is."""
     return batch
+
+
+def nothing(_policy: PolicyGroup, _parts: Sequence[EncodedRows]) -> None:
+    """Nothing is to be done."""
+
+
+def evaluate(
+    policy: PolicyGroup, batch: RaggedBatch, plan: Any, loss_fn: LossFunction
+) -> dict[str, float]:
+    """The loss's own metrics of the held-out rows."""
+    return policy.evaluate(batch, plan, loss_fn)
 
 
 @dataclass(frozen=True)
@@ -56,8 +76,11 @@ class Task:
         held_out_line: what is shown of the held-out rows.
         curve: the metric of the picture, ``train/<name>``; that of the held-out rows is its
             counterpart.
+        begin: called once with the rows to train on and the held-out ones, before the first step,
+            and before a run that is resumed loads its weights.
         prepare: called with every batch before it is trained or evaluated, and its plan; may add
             columns, and must not reorder or drop sequences.
+        evaluate: gives the metrics of the held-out rows.
         head: what the model gives to the loss.
         reference: whether the policy keeps its first weights, for ``reference_logprobs``.
     """
@@ -68,7 +91,9 @@ class Task:
     step_line: Line
     held_out_line: Line
     curve: str = "train/loss"
+    begin: Begin = nothing
     prepare: Prepare = unchanged
+    evaluate: Evaluate = evaluate
     head: Head = "language"
     reference: bool = False
 
@@ -98,6 +123,7 @@ def train(config: SupervisedConfig, model: Path, task: Task) -> Path:
         report = stack.enter_context(make_report(run_dir, num_steps, task))
         report.say(f"run directory: {run_dir}")
         policy = start(config, model, task, num_steps, stack)
+        task.begin(policy, [train_rows, held_out_rows])
         done = 0
         if config.resume_from:
             done = policy.load(Path(config.resume_from).resolve())["step"]
@@ -108,7 +134,7 @@ def train(config: SupervisedConfig, model: Path, task: Task) -> Path:
             held_out = task.prepare(policy, held_out, held_out_plan)
         counts = train_rows.counts("train") | held_out_rows.counts("validation")
         with timers("validation"):
-            metrics = policy.evaluate(held_out, held_out_plan, task.loss_fn)
+            metrics = task.evaluate(policy, held_out, held_out_plan, task.loss_fn)
         report.log(done, counts | named("validation", metrics) | timers.take())
 
         report.start_progress(done)
@@ -122,7 +148,7 @@ def train(config: SupervisedConfig, model: Path, task: Task) -> Path:
             metrics = named("train", metrics) | progress(step, batch, loader)
             if is_due(step, config.validate_every, num_steps):
                 with timers("validation"):
-                    found = policy.evaluate(held_out, held_out_plan, task.loss_fn)
+                    found = task.evaluate(policy, held_out, held_out_plan, task.loss_fn)
                 metrics |= named("validation", found)
             if is_due(step, config.checkpoint_every, num_steps):
                 with timers("checkpoint"):

@@ -154,6 +154,10 @@ def run_trl(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> Measur
             if "loss" in kwargs["logs"]:
                 losses.append(float(kwargs["logs"]["loss"]))
 
+    class InOrder(SFTTrainer):
+        def _get_train_sampler(self, *_: Any, **__: Any) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
     with tempfile.TemporaryDirectory() as scratch:
         config = SFTConfig(
             output_dir=scratch,
@@ -171,10 +175,9 @@ def run_trl(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> Measur
             save_strategy="no",
             report_to=[],
             disable_tqdm=True,
-            shuffle_dataset=False,
             dataloader_pin_memory=False,
         )
-        trainer = SFTTrainer(
+        trainer = InOrder(
             model=model,
             args=config,
             train_dataset=data,
