@@ -67,7 +67,8 @@ def load_data(config: SupervisedConfig, encode: Encode) -> tuple[EncodedRows, En
     Raises:
         ConfigError: for a source that gives no rows, or rows that cannot be encoded.
     """
-    data, made = config.data, []
+    data = config.data
+    made: list[EncodedRows] = []
     for name, arguments in (("train", data.train), ("validation", data.validation)):
         with blame(f"data.source: no rows for data.{name}"):
             rows = data.source.make(**arguments)
