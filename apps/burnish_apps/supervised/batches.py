@@ -28,13 +28,25 @@ def make_batch(
             micro-batch; ``prefix_ids`` and ``prefix_lengths`` store a shared prompt once.
     """
     names = [name for name in TOKEN_COLUMNS if name in sequences[0]]
+    columns = {**(sequence_columns or {}), **image_columns(sequences)}
     return RaggedBatch.from_rows(
         [
             {name: np.asarray(row[name], dtype=TOKEN_COLUMNS[name]) for name in names}
             for row in sequences
         ],
-        sequence_columns,
+        columns,
     )
+
+
+def image_columns(sequences: Sequence[Mapping[str, Any]]) -> dict[str, npt.NDArray[Any]]:
+    """``pixel_values`` and ``image_grid_thw``, an array a sequence; none without any image."""
+    if not any("image_grid_thw" in row for row in sequences):
+        return {}
+    pixels, grids = (np.empty(len(sequences), dtype=object) for _ in range(2))
+    for i, row in enumerate(sequences):
+        pixels[i] = np.asarray(row.get("pixel_values", np.zeros((0, 0))), dtype=np.float32)
+        grids[i] = np.asarray(row.get("image_grid_thw", np.zeros((0, 3))), dtype=np.int64)
+    return {"pixel_values": pixels, "image_grid_thw": grids}
 
 
 def plan(batch: RaggedBatch, training: Training, num_ranks: int) -> MicroBatchPlan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from burnish_apps.shell.config import blame
 from burnish_apps.supervised.config import SupervisedConfig
 
 Row = Mapping[str, Any]
+Before = Callable[[Sequence[Row]], Sequence[Row]]
+After = Callable[[Any, Sequence[Row]], Any]
 Encode = Callable[[Sequence[Any]], Sequence[Mapping[str, Any] | BadRowError]]
 
 
@@ -61,8 +63,20 @@ class EncodedRows:
         )
 
 
-def load_data(config: SupervisedConfig, encode: Encode) -> tuple[EncodedRows, EncodedRows]:
-    """Encoded rows to train on, and held-out ones.
+def same(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows as they are."""
+    return rows
+
+
+def first(encoded: Any, _rows: Sequence[Row]) -> Any:
+    """The encoded rows as they are."""
+    return encoded
+
+
+def load_data(
+    config: SupervisedConfig, encode: Encode, before: Before = same, after: After = first
+) -> tuple[EncodedRows, EncodedRows]:
+    """Encoded rows to train on, and held-out ones; the functions are those of a `Task`.
 
     Raises:
         ConfigError: for a source that gives no rows, or rows that cannot be encoded.
@@ -74,6 +88,7 @@ def load_data(config: SupervisedConfig, encode: Encode) -> tuple[EncodedRows, En
             rows = data.source.make(**arguments)
             if isinstance(rows, str) or not isinstance(rows, Sequence):
                 raise ValueError(f"must return a list of rows, got a {type(rows).__name__}")
+            rows = before(rows)
             encoded, skipped = encode_rows(
                 rows,
                 encode,
@@ -81,8 +96,8 @@ def load_data(config: SupervisedConfig, encode: Encode) -> tuple[EncodedRows, En
                 on_bad_row=data.on_bad_row,
                 show_progress=rank() == 0 and sys.stderr.isatty(),
             )
-            first = len(made[0].rows) if made else 0
-            made.append(counted(encoded, skipped, first))
+            counts = counted(encoded, skipped, len(made[0].rows) if made else 0)
+            made.append(replace(counts, rows=after(counts.rows, rows)))
     return made[0], made[1]
 
 

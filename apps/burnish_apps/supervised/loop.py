@@ -30,12 +30,16 @@ from burnish_apps.shell.settings import is_due
 from burnish_apps.supervised.batches import plan
 from burnish_apps.supervised.config import SupervisedConfig
 from burnish_apps.supervised.data import (
+    After,
+    Before,
     Encode,
     EncodedRows,
     Row,
     endless,
+    first,
     load_data,
     make_loader,
+    same,
 )
 from burnish_apps.supervised.preflight import preflight
 from burnish_apps.supervised.report import Line, Report
@@ -69,6 +73,9 @@ class Task:
     Attributes:
         encode: rows of the source -> one mapping of columns, or a `BadRowError`, each; as
             `burnish_data.encode_rows` takes it. Picklable.
+        before: rows of the source -> rows to encode.
+        after: (encoded rows, rows that were encoded) -> rows of a batch: for columns that are too
+            large to be kept.
         batch: encoded rows (see `EncodedRows`) -> a batch; `make_batch` does the most of it.
         loss_fn: of a micro-batch; can be imported in the workers.
         step_line: what the line of a step shows, from its metrics. Those of the loss are named
@@ -91,6 +98,8 @@ class Task:
     step_line: Line
     held_out_line: Line
     curve: str = "train/loss"
+    before: Before = same
+    after: After = first
     begin: Begin = nothing
     prepare: Prepare = unchanged
     evaluate: Evaluate = evaluate
@@ -110,7 +119,7 @@ def train(config: SupervisedConfig, model: Path, task: Task) -> Path:
         ConfigError: for what only shows with model and data at hand; before anything is started.
     """
     training = config.training
-    train_rows, held_out_rows = load_data(config, task.encode)
+    train_rows, held_out_rows = load_data(config, task.encode, task.before, task.after)
     say(f"training rows: {train_rows}")
     say(f"held-out rows: {held_out_rows}")
     loader = make_loader(config, train_rows)
