@@ -48,7 +48,7 @@ def main(config: SftConfig) -> Path:
 def encoding(config: SftConfig, model: Path) -> dict[str, Any]:
     """How a `Task` encodes rows: by the model's tokenizer, or with images by its processor."""
     training = config.training
-    options = {
+    options: dict[str, Any] = {
         "train_on": training.train_on,
         "max_length": training.max_length,
         "too_long": training.too_long,
