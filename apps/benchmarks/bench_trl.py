@@ -150,9 +150,8 @@ def checked(command: list[str], arguments: argparse.Namespace) -> str:
 
 def encoded_rows(task: str, tokenizer: Any, num_rows: int, batch: int) -> list[Any]:
     """The rows of the recipe's source as the app encodes them, in the order it trains on."""
-    from burnish_apps.supervised.sources import gsm8k_solutions
     from burnish_data import Loader, encode_chats, encode_preferences
-    from burnish_data.sources import gsm8k_preferences
+    from burnish_data.sources import gsm8k_preferences, gsm8k_solutions
 
     encode = partial(
         encode_chats if task == "sft" else encode_preferences,

@@ -4,6 +4,7 @@ import json
 import pyarrow
 import pytest
 from burnish_data import gsm8k, validate_messages
+from burnish_data.sources import gsm8k_solutions
 from pyarrow import parquet
 
 RECORDS = [
@@ -145,3 +146,14 @@ def test_sources_that_are_not_there(tmp_path):
         gsm8k(split="validation")
     with pytest.raises(ValueError, match=r"bundled \(test\), which is 128, got 129"):
         gsm8k(split="test", num_rows=129)
+
+
+def test_worked_solutions_are_chats() -> None:
+    rows = gsm8k_solutions(split="test")
+    assert len(rows) == 128
+    roles = [message["role"] for message in rows[0]["messages"]]
+    assert roles == ["system", "user", "assistant"]
+    assert "####" in str(rows[0]["messages"][-1]["content"])
+    assert [m["role"] for m in gsm8k_solutions(system=None)[0]["messages"]] == ["user", "assistant"]
+    with pytest.raises(ValueError, match="must be 'train' or 'test', got 'validation'"):
+        gsm8k_solutions(split="validation")  # type: ignore[arg-type]

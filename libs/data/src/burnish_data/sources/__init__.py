@@ -12,7 +12,7 @@ from burnish_data.sources.dapo_math import dapo_math
 from burnish_data.sources.deepscaler import deepscaler
 from burnish_data.sources.generic import openai_chats, preferences, prompt_responses
 from burnish_data.sources.gpqa import gpqa
-from burnish_data.sources.gsm8k import gsm8k
+from burnish_data.sources.gsm8k import gsm8k, gsm8k_solutions
 from burnish_data.sources.gsm8k_preferences import gsm8k_preferences
 from burnish_data.sources.helpsteer3 import helpsteer3
 from burnish_data.sources.hendrycks_math import math500, math_hendrycks
@@ -36,6 +36,7 @@ __all__ = [
     "gpqa",
     "gsm8k",
     "gsm8k_preferences",
+    "gsm8k_solutions",
     "helpsteer3",
     "math500",
     "math_hendrycks",

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from burnish_data.files import open_rows
-from burnish_data.messages import Message, ProblemRow
+from burnish_data.formats import prompt_response
+from burnish_data.messages import ChatRow, Message, ProblemRow
 from burnish_data.rows import BadRowError, Rows
 from burnish_data.sources._records import Record, text
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _COLUMNS = ("question", "answer")
+SYSTEM = "Reason step by step. End with #### and the answer as a number."
 
 
 def gsm8k(
@@ -23,7 +25,7 @@ def gsm8k(
     split: Literal["train", "test"] = "train",
     num_rows: int | None = None,
     seed: int = 0,
-    system: str | None = "Reason step by step. End with #### and the answer as a number.",
+    system: str | None = SYSTEM,
 ) -> list[ProblemRow]:
     """GSM8K as rows of task "gsm8k".
 
@@ -59,6 +61,25 @@ def gsm8k(
             f"{len(rows)}, got {num_rows}."
         )
     return random.Random(seed).sample(rows, num_rows)
+
+
+def gsm8k_solutions(
+    source: str | Path = "bundled",
+    *,
+    split: Literal["train", "test"] = "train",
+    system: str | None = SYSTEM,
+) -> Rows[ChatRow]:
+    """GSM8K as chats: a problem, and its worked solution with the answer after ``####``.
+
+    Args, errors: as those of `gsm8k`; a bad row raises when it is read.
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"split must be 'train' or 'test', got {split!r}.")
+    as_chat = prompt_response(*_COLUMNS, system=system)
+    if source == "bundled":
+        with as_file(files("burnish_data") / "bundled" / "gsm8k" / f"{split}.jsonl") as path:
+            return open_rows(path, columns=_COLUMNS).map(as_chat)
+    return open_rows(source, split=split, config="main", columns=_COLUMNS).map(as_chat)
 
 
 def _file_stem(source: str | Path) -> str | None:
