@@ -87,7 +87,8 @@ def _run(options: argparse.Namespace) -> int:
             code = app.run(options.recipe, options.overrides)
         return code
     except ConfigError as error:
-        print(f"{name}: this cannot run:\n{error}", file=sys.stderr)  # noqa: T201
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # under torchrun once a machine
+            print(f"{name}: this cannot run:\n{error}", file=sys.stderr)  # noqa: T201
         return EXIT_BAD_CONFIG
     except (RuntimeError, OSError, ValueError) as error:
         print(f"{name}: failed: {error}", file=sys.stderr)  # noqa: T201
